@@ -24,7 +24,7 @@ class OpenaiApiConfig(AppConfig):
         from storage.batches import BATCH_KIND
 
         register(JobKind(BATCH_KIND, "Batch", "openai_api.endpoints.batch_job:run_batch"))
-        register(JobKind(PRUNE_KEPT, "Deletion of what is kept for long enough", "openai_api.retention:run_prune"))
+        register(JobKind(PRUNE_KEPT, "Delete expired objects", "openai_api.retention:run_prune"))
         register(
             JobKind(
                 REPLAY,

@@ -21,7 +21,7 @@ def prune_kept() -> dict[str, int]:
 
 
 def run_prune(job: RunningJob) -> dict[str, int]:
-    job.progress(0, 1, "Deleting what is kept for longer than the settings say")
+    job.progress(0, 1, "Deleting expired objects")
     counts = prune_kept()
     job.progress(1, 1)
     return counts

@@ -53,7 +53,7 @@ def label_ids(target: Target, prompt: Sequence[int], question: AnyQuestion, para
     text, limit = target.model.text, target.model.max_model_len
     labels = [text.encode_plain(label) for label in question.labels]
     if not all(labels) or len({tuple(ids) for ids in labels}) < len(labels):
-        raise invalid("The model's tokenizer cannot tell these labels apart. Choose others.", param=param)
+        raise invalid("The model's tokenizer encodes two of these labels alike. Choose other labels.", param=param)
     longest = max(map(len, labels))
     if len(prompt) + longest > limit:
         raise context_length_exceeded(limit=limit, prompt=len(prompt), completion=longest, param="input")

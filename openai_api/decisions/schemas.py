@@ -39,11 +39,11 @@ def _plain_item(value: Any) -> Any:
     if kind is not None and kind not in KINDS:
         raise PydanticCustomError(
             "unsupported_parameter",
-            "items of type “{kind}” are not supported, only {known}",
+            "has the unsupported type `{kind}`. Supported: {known}",
             {"kind": str(kind)[:50], "known": ", ".join(KINDS)},
         )
     if kind is None:
-        raise PydanticCustomError("invalid_item", "each item needs a type out of {known}", {"known": ", ".join(KINDS)})
+        raise PydanticCustomError("invalid_item", "must have a `type`: one of {known}", {"known": ", ".join(KINDS)})
     if kind == "custom_tool_call":
         return _function_call(value)
     plain = {**value, "type": kind.removeprefix("custom_tool_call_output") or "function_call_output"}
@@ -56,7 +56,7 @@ def _plain_item(value: Any) -> Any:
 def _function_call(value: dict[str, Any]) -> dict[str, Any]:
     """Map a custom tool call, whose input is text, to a function call, which is what chat templates know."""
     if not isinstance(value.get("input"), str):
-        raise PydanticCustomError("invalid_type", "a custom tool call needs its “input”, a string")
+        raise PydanticCustomError("invalid_type", "must have `input`, a string")
     return {**value, "type": "function_call", "arguments": value["input"]}
 
 
@@ -69,7 +69,7 @@ def _plain_part(part: Any) -> Any:
         return part
     data = part.get("data")
     if not isinstance(data, dict) and not (isinstance(data, list) and all(isinstance(one, dict) for one in data)):
-        raise PydanticCustomError("invalid_type", "the “data” of a JSON part is an object or a list of objects")
+        raise PydanticCustomError("invalid_type", "must have `data`: an object or a list of objects")
     _check_json(data)
     return {"type": "input_text", "text": json.dumps(data, ensure_ascii=False, separators=(",", ":"))}
 
@@ -83,11 +83,11 @@ def _check_json(data: object) -> None:
         num_values += len(children)
         level = [child for child in children if isinstance(child, dict | list)]
         if level and level_number >= MAX_JSON_LEVELS:
-            raise PydanticCustomError("invalid_value", f"a JSON part has at most {MAX_JSON_LEVELS} levels")
+            raise PydanticCustomError("invalid_value", f"must have at most {MAX_JSON_LEVELS} levels")
     if num_values > MAX_JSON_VALUES:
-        raise PydanticCustomError("invalid_value", f"a JSON part has at most {MAX_JSON_VALUES} values")
+        raise PydanticCustomError("invalid_value", f"must have at most {MAX_JSON_VALUES} values")
     if len(json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")) > MAX_JSON_BYTES:
-        raise PydanticCustomError("invalid_value", f"a JSON part has at most {MAX_JSON_BYTES} bytes")
+        raise PydanticCustomError("invalid_value", f"must have at most {MAX_JSON_BYTES} bytes")
 
 
 def _children(value: object) -> list[object]:
@@ -116,7 +116,7 @@ Description = Annotated[str, Field(max_length=16_384)]
 
 
 class PredicateQuestion(Part):
-    """How likely is it that a statement about the input is true?"""
+    """A statement about the input. The answer is the probability that it is true."""
 
     type: Literal["predicate"]
     instructions: Instructions
@@ -134,7 +134,7 @@ class PredicateQuestion(Part):
 
 
 class Option(Part):
-    """A string and a boolean of the same text are two options."""
+    """An option. A string and a boolean with the same text are different options."""
 
     value: Label | bool
     description: Description | None = None
@@ -161,7 +161,7 @@ class Level(Part):
 
 
 class ScoreQuestion(Part):
-    """Levels are ordered, the lowest first."""
+    """A scale of levels, lowest first."""
 
     type: Literal["score"]
     instructions: Instructions
@@ -193,7 +193,7 @@ Question = Annotated[
     Discriminator(
         _kind,
         custom_error_type="invalid_question",
-        custom_error_message="each question needs a type out of predicate, choice, score",
+        custom_error_message="must have a `type`: one of predicate, choice, score",
     ),
 ]
 
@@ -233,7 +233,7 @@ MAX_SCORED = 4096  # labels of all questions; each is one sequence in the engine
 
 
 class DecisionRequest(SteeredSchema):
-    input: Evidence = Field(description="A text, or messages, calls of tools and their outputs.")
+    input: Evidence = Field(description="A text, or messages, tool calls and their outputs.")
     questions: list[Question] = Field(min_length=1, max_length=MAX_QUESTIONS)
 
     prompt_cache_key: Annotated[str | None, Field(max_length=512), IGNORED] = None
@@ -241,7 +241,7 @@ class DecisionRequest(SteeredSchema):
     safety_identifier: Annotated[str | None, Field(max_length=512), IGNORED] = None
 
     REFUSED: ClassVar[Mapping[str, Harmless]] = {"stream": (False,)}
-    REMEDIES: ClassVar[Mapping[str, str]] = {"stream": "The answers come all at once: leave it out."}
+    REMEDIES: ClassVar[Mapping[str, str]] = {"stream": "This endpoint does not stream."}
     TEXTS: ClassVar[tuple[str, ...]] = ("input", "questions")
 
     def check_together(self) -> None:
@@ -252,13 +252,13 @@ class DecisionRequest(SteeredSchema):
             _check_question(question, f"questions[{place}]")
         num_labels = sum(len(question.labels) for question in self.questions)
         if num_labels > MAX_SCORED:
-            message = f"The questions have {num_labels} possible answers, {MAX_SCORED} at most. Ask fewer at once."
+            message = f"`questions` must have at most {MAX_SCORED} possible answers in total, got {num_labels}."
             raise invalid(message, param="questions")
 
 
 def _check_question(question: AnyQuestion, param: str) -> None:
     if not text_of(question.instructions).strip():
-        raise invalid("A question needs instructions that are not empty.", param=f"{param}.instructions")
+        raise invalid(f"`{param}.instructions` must not be empty.", param=f"{param}.instructions")
     if isinstance(question, ChoiceQuestion):
         values = [(type(each.value), each.value) for each in question.choices]
         _check_labels(values, f"{param}.choices", "value")
@@ -272,9 +272,9 @@ def _check_labels(values: Sequence[tuple[type, str | bool]], param: str, name: s
     for place, value in enumerate(values):
         where = f"{param}[{place}].{name}"
         if isinstance(value[1], str) and not value[1].strip():
-            raise invalid("It must have characters that can be seen.", param=where)
+            raise invalid(f"`{where}` must not be blank.", param=where)
         if value in seen:
-            raise invalid(f"“{value[1]}” is there twice. Leave one out.", param=where)
+            raise invalid(f"`{where}` must be unique, got `{value[1]}` twice.", param=where)
         seen.add(value)
 
 
@@ -285,7 +285,8 @@ def _check_items(items: Sequence[AnyItem]) -> None:
         if isinstance(item, FunctionCallItem):
             calls.add(item.call_id)
         elif isinstance(item, FunctionOutputItem) and item.call_id not in calls:
-            raise invalid("There is no call of this id before its output.", param=f"input[{place}].call_id")
+            where = f"input[{place}].call_id"
+            raise invalid(f"`{where}` must be the id of an earlier tool call, got `{item.call_id}`.", param=where)
 
 
 class PredicateBody(TypedDict):
@@ -310,7 +311,7 @@ class ChoiceBody(TypedDict):
 
 
 class ScoreProbabilityBody(TypedDict):
-    """``value`` is the level's place, from 0 on."""
+    """``value`` is the index of the level."""
 
     label: str
     value: int
@@ -318,7 +319,7 @@ class ScoreProbabilityBody(TypedDict):
 
 
 class ScoreAnswerBody(TypedDict):
-    """``score`` is the mean of the values, ``confidence`` the probability of the likeliest level."""
+    """``score`` is the mean of the values, ``confidence`` the probability of the most likely level."""
 
     type: Literal["score"]
     name: str | None

@@ -196,7 +196,7 @@ def _find(call: Call, batch_id: str) -> Batch:
 
 def _ended(batch: Batch, act: str) -> Batch:
     if not batch.has_ended:
-        raise invalid(f"The batch is still being processed; it can be {act} when it has ended.", param="batch_id")
+        raise invalid(f"The batch is still being processed. It can be {act} once it has ended.", param="batch_id")
     return batch
 
 

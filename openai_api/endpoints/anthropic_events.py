@@ -181,7 +181,7 @@ class MessageFold:
                 message["millm"] = event["millm"]
 
     def body(self) -> AnthropicMessageBody:
-        assert self._message is not None, "a stream begins with its message"
+        assert self._message is not None, "a stream starts with its message"
         for block, texts in zip(self._message["content"], self._texts, strict=True):
             text = "".join(texts)
             if block["type"] == "text":

@@ -39,7 +39,7 @@ from openai_api.schemas.chat import ChatRequest
 
 MODES = {"auto": "auto", "any": "required", "none": "none"}
 _NAMES = (  # chat field -> Anthropic's name
-    (re.compile(r"(?:(?<=[“`])|^)stop\b"), "stop_sequences"),
+    (re.compile(r"(?:(?<=`)|^)stop\b"), "stop_sequences"),
     (re.compile(r"\breasoning_budget\b"), "thinking"),
     (re.compile(r"\breasoning_effort\b"), "output_config.effort"),
     (re.compile(r"\bguided_json\b"), "output_config.format.schema"),

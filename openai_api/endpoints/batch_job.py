@@ -66,7 +66,7 @@ QUIET_POLL_S = 0.25
 
 
 class QuotaUsedUpError(Exception):
-    """The key's daily quota is used up; only waiting for the next day helps."""
+    """The key's daily quota is used up; it resets the next day."""
 
 
 async def answer_line(line: BatchLine, *, endpoint: str, key: KeyRecord | None) -> Result:
@@ -154,7 +154,7 @@ def run_batch(job: RunningJob) -> dict[str, Any]:
     except StorageFullError as error:
         if timezone.now() >= batch.expires_at:
             raise
-        text = "The disk of the server that worked on the batch is full. Any server goes on with it in a minute."
+        text = "The disk of the server that processed the batch is full. The batch continues on any server in a minute."
         raise JobPostponed(timezone.now() + DISK_PAUSE, text) from error
 
 
@@ -216,7 +216,9 @@ class BatchRun:
     def _postpone(self) -> None:
         """Postpone the job to the next day, when the key's quota resets, or to the batch's expiry."""
         until = min(end_of_day(timezone.now()), self.batch.expires_at)
-        raise JobPostponed(until, f"The key’s daily quota is used up. The batch goes on at {until:%Y-%m-%d %H:%M} UTC.")
+        raise JobPostponed(
+            until, f"The key's daily quota is used up. The batch continues at {until:%Y-%m-%d %H:%M} UTC."
+        )
 
     async def _answer(self, wave: Sequence[BatchLine]) -> list[Result | None]:
         """Run all lines of a group, a few at once; None for lines that wait for the key's next day.
@@ -285,7 +287,7 @@ class BatchRun:
         for record in (await get_backend().keys()).values():
             if record.pk == self.batch.api_key_id and (record.expires_at is None or record.expires_at > now):
                 return record
-        raise KeyGoneError("The key that this batch was created with is no longer valid.")
+        raise KeyGoneError("The API key that created this batch is no longer valid.")
 
     def _num_at_once(self) -> int:
         """Return how many lines run at once: at most half of the engine's slots."""

@@ -70,7 +70,7 @@ async def encode_prompts(model: ModelCard, prompts: list[Prompt], *, param: str 
     for ids in encoded:
         check_token_ids(ids, model.vocab_size, param=param, code="invalid_prompt")
         if not ids:
-            message = f"One {param} has no tokens, and this model's texts do not begin with one. Send some text."
+            message = f"`{param}` must not be empty: this model has no BOS token to start from."
             raise invalid(message, param=param, code="invalid_prompt")
     return encoded
 

@@ -49,7 +49,7 @@ async def embed(call: Call, model: ModelCard, texts: list[list[int]]) -> list[by
 
 def check_dimensions(dimensions: int | None, model: ModelCard) -> None:
     if dimensions is not None and dimensions > model.dimensions:
-        message = f"The model's vectors have {model.dimensions} dimensions, fewer than the {dimensions} asked for."
+        message = f"`dimensions` must be at most {model.dimensions} for this model, got {dimensions}."
         raise invalid(message, param="dimensions")
 
 

@@ -109,7 +109,8 @@ def check_lengths(texts: Texts, model: ModelCard, request: FeatureContrastReques
     total = sum(map(len, texts.all)) + effects
     if total > MAX_RUN_TOKENS:
         message = (
-            f"Up to {total} tokens would be computed, {MAX_RUN_TOKENS} at most: send less text, or fewer candidates."
+            f"The request would compute up to {total} tokens; the limit is {MAX_RUN_TOKENS}. "
+            "Send less text or fewer candidates."
         )
         raise invalid(message, param="candidates" if effects else "positive", code="reading_too_large")
 
@@ -127,7 +128,11 @@ def separate(runs: Sequence[TextScores], texts: Texts, sae: LoadedSAE, count: in
             name, place = (
                 ("positive", place) if place < len(texts.positive) else ("negative", place - len(texts.positive))
             )
-            raise invalid(f"{name}[{place}] has special tokens only.", param=f"{name}[{place}]", code="invalid_prompt")
+            raise invalid(
+                f"`{name}[{place}]` must contain more than special tokens.",
+                param=f"{name}[{place}]",
+                code="invalid_prompt",
+            )
         values.append(one.values)
     middle = len(texts.positive)
     return separating_features(np.stack(values[:middle]), np.stack(values[middle:]), sae.decoder_norms(), count)

@@ -67,7 +67,7 @@ async def embed_query(call: Call, request: FeatureSearchRequest) -> QueryEmbeddi
     try:
         record = get_backend().registry().find(request.embedding_model)
     except ModelNotFoundError:
-        message = f"There is no model “{request.embedding_model}” on this server."
+        message = f"The model `{request.embedding_model}` does not exist."
         raise MillmError(message, status=404, code="model_not_found", param="embedding_model") from None
     check_model_allowed(call.key, record)
     model = await ready_model(record, "embedding")
@@ -138,13 +138,15 @@ async def look(call: Call, sae: SAERecord, index: int) -> tuple[LogitLens | None
 
 def parse_logit_lens(value: str) -> bool:
     if value not in {"true", "false"}:
-        raise invalid("logit_lens must be true or false.", param="logit_lens")
+        raise invalid("`logit_lens` must be true or false.", param="logit_lens")
     return value == "true"
 
 
 def feature_number(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
-        raise MillmError("A feature's index is a number from 0.", status=404, code="feature_not_found", param="index")
+        raise MillmError(
+            "A feature index must be an integer of at least 0.", status=404, code="feature_not_found", param="index"
+        )
     return int(text)
 
 

@@ -79,7 +79,7 @@ def take_file(call: Call) -> StoredFile:
     with BlobStore.from_settings().writing() as writer:
         form = read_form(call.request, writer, name="file", max_bytes=settings.MILLM_MAX_FILE_BYTES)
         if "purpose" not in form.fields:
-            raise invalid("purpose: this field is required.", param="purpose", code="missing_required_parameter")
+            raise invalid("`purpose` is required.", param="purpose", code="missing_required_parameter")
         purpose, filename = check_purpose(form.fields["purpose"]), shown_name(form.filename)
         check_content(purpose, filename, writer.beginning)
         return keep_file(
@@ -148,7 +148,7 @@ def begin(call: Call, request: UploadRequest) -> Upload:
     purpose, filename = check_purpose(request.purpose), shown_name(request.filename)
     if request.bytes > settings.MILLM_MAX_FILE_BYTES:
         raise FileTooLargeError(
-            f"A file has at most {settings.MILLM_MAX_FILE_BYTES} bytes, not {request.bytes}.", param="bytes"
+            f"`bytes` must be at most {settings.MILLM_MAX_FILE_BYTES}, got {request.bytes}.", param="bytes"
         )
     return begin_upload(
         owner_id=call.owner_id,

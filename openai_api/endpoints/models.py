@@ -72,7 +72,7 @@ def anthropic_list(models: list[AnthropicModelBody], query: Mapping[str, Any]) -
 
 def _place(ids: list[str], cursor: str, param: str) -> int:
     if cursor not in ids:
-        raise invalid(f"`{param}`: there is no model `{quote(cursor)}`.", param=param)
+        raise invalid(f"`{param}` must be the id of a model, got `{quote(cursor)}`.", param=param)
     return ids.index(cursor)
 
 
@@ -111,7 +111,7 @@ async def delete_model(call: Call, model: str) -> HttpResponseBase:
     record = _find(call, model)
     if call.key is not None and not call.key.may_manage_models:
         raise forbidden(
-            "This key may not unload models. Its owner needs the permission to change language models.",
+            "This API key can't unload models. Its owner needs the permission to change language models.",
             code="permission_denied",
         )
     await get_backend().unload(call, record)

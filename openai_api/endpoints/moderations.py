@@ -51,13 +51,13 @@ def only_classifier(call: Call) -> str:
     if not names:
         raise no_classifier()
     if len(names) > 1:
-        message = f"There are several classifiers: name one of {', '.join(names[:10])} in “model”."
+        message = f"`model` is required, because this server has several classifiers: {', '.join(names[:10])}."
         raise invalid(message, param="model", code="missing_required_parameter")
     return names[0]
 
 
 def no_classifier() -> MillmError:
-    message = "No classifier is registered on this server. Register a model for classification, then name it."
+    message = "This server has no classification model. Register one and send its name in `model`."
     return MillmError(message, status=404, code="model_not_found", param="model")
 
 

@@ -54,7 +54,7 @@ def _position(rows: QuerySet[M], order: Order[Any], cursor: str | None, param: s
         return None
     row = rows.filter(**{id_field: cursor}).first()
     if row is None:
-        raise invalid(f"“{quote(cursor)}” is no object of this list.", param=param)
+        raise invalid(f"`{param}` must be the id of an object in this list, got `{quote(cursor)}`.", param=param)
     return order.position_of(row)
 
 
@@ -84,4 +84,4 @@ def _place(items: Sequence[Mapping[str, Any]], item_id: str, param: str, noun: s
     for place, item in enumerate(items):
         if item["id"] == item_id:
             return place
-    raise invalid(f"{param}: there is no {noun} “{quote(item_id)}” in this list.", param=param)
+    raise invalid(f"`{param}` must be the id of a {noun} in this list, got `{quote(item_id)}`.", param=param)

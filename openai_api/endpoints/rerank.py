@@ -58,7 +58,7 @@ async def resolve_cross_encoder(call: Call, name: str) -> ModelCard:
     model = await resolve_unsteered(call, name, "classification")
     if len(model.labels) != 1:
         raise invalid(
-            f"The model “{model.record.name}” tells {len(model.labels)} labels apart; scores need a "
+            f"The model `{model.record.name}` has {len(model.labels)} labels; scores require a "
             "cross-encoder, which has one. Use /v1/moderations.",
             param="model",
             code="wrong_model_kind",
@@ -76,7 +76,7 @@ async def score_pairs(call: Call, model: ModelCard, pairs: Sequence[tuple[str, s
         raise error.with_param(param) from None
     check_lengths([pair.ids for pair in encoded], model, param=param)
     if any(not pair.ids for pair in encoded):
-        raise invalid("A pair of texts has no tokens. Send some text.", param=param, code="invalid_prompt")
+        raise invalid("A pair of texts must not be empty.", param=param, code="invalid_prompt")
     call.reserve_tokens(sum(len(pair.ids) for pair in encoded))
     requests = [
         EmbeddingRequest(f"{call.id}/{i}", model.record.name, tuple(pair.ids), i, tuple(pair.type_ids), call.priority)

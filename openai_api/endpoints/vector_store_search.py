@@ -58,7 +58,9 @@ async def vectors_of(call: Call, name: str, texts: list[str]) -> list[list[float
     try:
         counts = [len(model.text.encode(text)) for text in texts]
         if max(counts) > model.max_model_len:
-            message = f"The query has {max(counts)} tokens, but the embedding model takes {model.max_model_len}."
+            message = (
+                f"`query` must have at most {model.max_model_len} tokens for this embedding model, got {max(counts)}."
+            )
             raise invalid(message, param="query", code="context_length_exceeded")
         call.reserve_tokens(sum(counts))
         call.add_usage(Usage(prompt_tokens=sum(counts)))
@@ -91,7 +93,7 @@ def best_hits(store: VectorStore, vectors: list[list[float]], request: SearchOpt
     best: dict[int, Hit] = {}
     for vector in vectors:
         if store.dimensions not in {None, len(vector)}:
-            message = f"The vectors of this store have {store.dimensions} dimensions, the query's has {len(vector)}."
+            message = f"Vectors of this store have {store.dimensions} dimensions, but the query has {len(vector)}."
             raise StorageError(message, code=MISMATCH, param="embedding_model")
         for hit in nearest(Neighbours(store.pk, len(vector), vector, limit, condition)):
             if hit.score >= threshold and (hit.chunk not in best or hit.score > best[hit.chunk].score):

@@ -42,7 +42,7 @@ async def plan_captures(target: Target, plan: Plan, fields: CaptureFields, *, pa
     prefix = f"{param}." if param else ""
     sae = await find_loaded_sae(target.model, fields.sae, param=f"{prefix}sae")
     if fields.features is not None and fields.top_k is not None:
-        raise invalid("“features” and “top_k” exclude each other: leave one out.", param=f"{prefix}top_k")
+        raise invalid("`features` and `top_k` cannot be combined.", param=f"{prefix}top_k")
     read = read_of(fields, sae, target.model.text.special_token_ids, param=f"{prefix}features")
     others = {"prompt": (), "both": (dataclasses.replace(read, phase="generation"),), "generation": (read,)}[read.phase]
     captures = [others if number % plan.per_prompt else (read,) for number in range(len(plan.prompt_of_sequence))]
@@ -61,7 +61,7 @@ def read_of(fields: CaptureFields, sae: LoadedSAE, special_token_ids: frozenset[
     worst = max(fields.features or (0,))
     if worst >= sae.encoder.d_sae:
         last = sae.encoder.d_sae - 1
-        raise invalid(f"{sae.name} has features 0 to {last}, not {worst}.", param=param, code="invalid_feature")
+        raise invalid(f"Features of {sae.name} must be 0 to {last}, got {worst}.", param=param, code="invalid_feature")
     count = min(fields.top_k or DEFAULT_TOP_K, sae.encoder.d_sae)
     spans = tuple(Span(*ends) for ends in fields.ranges) if fields.ranges else EVERYWHERE
     return CaptureSpec(
@@ -83,8 +83,8 @@ def check_size(plan: Plan, captures: Sequence[tuple[CaptureSpec, ...]], *, param
             total += width * read.num_places(num_prompt, num_prompt + plan.params[prompt].max_tokens)
     if total > MAX_VALUES:
         raise invalid(
-            f"The response could bring {total} activations, {MAX_VALUES} at most: read fewer tokens or features,"
-            " or generate less.",
+            f"The response could contain {total} activations; the limit is {MAX_VALUES}. Read fewer tokens or "
+            "features, or generate less.",
             param=param,
             code="reading_too_large",
         )

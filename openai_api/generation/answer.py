@@ -28,8 +28,8 @@ from openai_api.schemas.structured import GrammarSpec
 from openai_api.schemas.tools import FunctionTool, ToolUse
 
 NO_TOOLS = (
-    "This model's chat template teaches no notation of calls that the server knows. Leave tools out, or have an"
-    " administrator choose the model's tool format."
+    "The server does not recognise a tool call format in this model's chat template. Remove `tools`, or ask an "
+    "administrator to set the model's tool format."
 )
 FinishReason = Literal["stop", "length", "tool_calls"]
 

@@ -161,7 +161,7 @@ class CompletionFold:
             self._sequences[index].add(choice)
 
     def body(self) -> CompletionBody:
-        assert self._last is not None, "the fold needs the usage chunk"
+        assert self._last is not None, "the last chunk contains the usage"
         return {**self._last, "choices": [self._choice(*pair) for pair in enumerate(self._kept())]}
 
     def _kept(self) -> list[_Sequence]:

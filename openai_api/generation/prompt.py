@@ -51,7 +51,7 @@ def thinking_budget(text: ModelText, request: ChatRequest, thinking: ThinkingSta
     start_id, end_id = text.token_of(marks.start), text.token_of(marks.end)
     if start_id is None or end_id is None:
         param = "reasoning_effort" if request.reasoning_budget is None else "reasoning_budget"
-        raise unsupported_parameter(param, "This model's marks of reasoning are not single tokens: leave it out.")
+        raise unsupported_parameter(param, "This model's reasoning tags are not single tokens.")
     return ThinkingBudget(max_tokens, start_id, end_id, has_begun=thinking == "begun")
 
 
@@ -89,12 +89,12 @@ async def prompt_ids(text: ModelText, request: ChatRequest) -> list[int]:
             size=sum(len(message["content"]) + 100 for message in messages) + len(repr(tools)),
         )
     except ChatTemplateError as error:
-        message = f"The model's chat template refused the messages: {error}"
+        message = f"The model's chat template rejected the messages: {error}"
         raise error.with_param("messages", message=message) from None
     except PromptTooLongError as error:
         raise error.with_param("messages") from None
     if not ids:
-        raise invalid("The model's chat template made an empty prompt of these messages.", param="messages")
+        raise invalid("The model's chat template rendered an empty prompt for these messages.", param="messages")
     return ids
 
 

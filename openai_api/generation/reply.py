@@ -23,7 +23,7 @@ from openai_api.schemas.bodies import (
     TokenActivationsBody,
 )
 
-NOT_STORED = "The answer could not be stored: the database is not reachable."
+NOT_STORED = "The response could not be stored: the database is not available."
 Chunk = TypeVar("Chunk", covariant=True)
 
 

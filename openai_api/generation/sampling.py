@@ -73,7 +73,9 @@ def check_token_ids(ids: Iterable[int], vocab_size: int, *, param: str, code: st
     worst = max(ids, default=0)
     if worst >= vocab_size:
         raise invalid(
-            f"{param}: token id {worst} is outside the vocabulary of {vocab_size} tokens.", param=param, code=code
+            f"`{param}` must contain token ids below {vocab_size}, the size of the vocabulary, got {worst}.",
+            param=param,
+            code=code,
         )
 
 
@@ -95,7 +97,10 @@ def _logit_bias(request: DrawingSchema, vocab_size: int) -> tuple[tuple[int, flo
 def _min_tokens(request: DrawingSchema, max_tokens: int) -> int:
     least = request.min_tokens or 0
     if least > max_tokens:
-        raise invalid(f"“min_tokens” is {least}, but at most {max_tokens} tokens may be generated.", param="min_tokens")
+        raise invalid(
+            f"`min_tokens` must be at most {max_tokens}, the maximum number of generated tokens, got {least}.",
+            param="min_tokens",
+        )
     return least
 
 
@@ -105,7 +110,7 @@ def _bad_words(words: Iterable[str], text: ModelText) -> tuple[tuple[int, ...], 
     for place, word in enumerate(words):
         bare = word.lstrip()
         if not bare:
-            raise invalid(f"bad_words[{place}] has no characters but spaces.", param=f"bad_words[{place}]")
+            raise invalid(f"`bad_words[{place}]` must not be blank.", param=f"bad_words[{place}]")
         for form in (bare, f" {bare}"):
             found[tuple(text.encode_plain(form))] = None
     return tuple(ids for ids in found if ids)
@@ -117,7 +122,7 @@ async def constrained(
     """Return ``params`` with the request's grammar. Raises MillmError 400, or 503 when too many are being compiled."""
     if spec is None:
         return list(params)
-    assert model.grammars is not None, "only models that generate are asked to"
+    assert model.grammars is not None, "only generation models get here"
     try:
         await model.grammars.prepare(spec.grammar)
     except GrammarError as error:

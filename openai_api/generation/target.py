@@ -68,7 +68,7 @@ async def resolve_unsteered(call: Call, name: str, kind: ModelKind) -> ModelCard
     call.use_model(record.name)
     check_model_allowed(call.key, record)
     if suffix is not None or call.request.headers.get(PROFILE_HEADER, "").strip():
-        raise unsupported_parameter("profile", "This is not steered: leave it out.")
+        raise unsupported_parameter("profile", "This endpoint does not support steering.")
     return await ready_model(record, kind)
 
 
@@ -86,7 +86,7 @@ def default_model(registry: Registry) -> ModelRecord:
     records = registry.records()
     chosen = records if len(records) == 1 else [record for record in records if record.is_default]
     if not chosen:
-        message = "This server has several models and none of them is its default: name one in “model”."
+        message = "`model` is required, because this server has several models and no default."
         raise invalid(message, param="model", code="missing_required_parameter")
     return chosen[0]
 
@@ -101,7 +101,7 @@ async def ready_model(record: ModelRecord, kind: ModelKind) -> ModelCard:
     model = await loaded_model(record)
     if model.kind != kind:
         raise invalid(
-            f"The model “{record.name}” is made for {model.kind}: use {USES[model.kind]}.",
+            f"The model `{record.name}` is a {model.kind} model. Use {USES[model.kind]}.",
             param="model",
             code="wrong_model_kind",
         )
@@ -128,7 +128,7 @@ def is_model_allowed(key: KeyRecord | None, record: ModelRecord) -> bool:
 
 def check_model_allowed(key: KeyRecord | None, record: ModelRecord) -> None:
     if not is_model_allowed(key, record):
-        message = f"This key may not use the model “{record.name}”. Ask the key's owner to allow it."
+        message = f"This API key can't use the model `{record.name}`. Ask the key's owner to allow it."
         raise forbidden(message, code="model_not_allowed", param="model")
 
 
@@ -141,14 +141,14 @@ def choose_steering(call: Call, request: SteeredSchema, suffix: str | None, reco
     if request.steering is not None:
         check_inline_allowed(call.key)
         if profile_ref(call, request, suffix).reference is not None:
-            raise invalid("A request names a profile or brings “steering” along, not both.", param="steering")
+            raise invalid("`profile` and `steering` cannot be combined.", param="steering")
         reference = None
     intensity = 1.0 if request.steering_intensity is None else request.steering_intensity
     selection = SteeringSelection(reference, intensity, request.steering)
     if request.steering_intensity is not None:
         check_intensity_allowed(call.key, intensity)
         if not selection:
-            message = "There is no steering that “steering_intensity” could scale: name a profile, or leave it out."
+            message = "`steering_intensity` requires a profile or `steering`."
             raise invalid(message, param="steering_intensity")
     return selection
 
@@ -181,29 +181,29 @@ def profile_ref(call: Call, request: SteeredSchema, suffix: str | None) -> Profi
     if suffix is not None:
         refs.append(ProfileRef(suffix, is_given=True))
     if len(set(refs)) > 1:
-        named = ", ".join(f"“{quote(ref.reference)}”" if ref.reference else "none" for ref in refs)
-        raise invalid(f"The request names different profiles: {named}. Name one.", param="profile")
+        named = ", ".join(f"`{quote(ref.reference)}`" if ref.reference else "none" for ref in refs)
+        raise invalid(f"The request names different profiles: {named}. Send only one.", param="profile")
     return refs[0] if refs else ProfileRef()
 
 
 def check_profile_allowed(key: KeyRecord | None, reference: str) -> None:
     name = reference.partition("@")[0]
     if key is not None and key.allowed_profiles and key.allowed_profiles.isdisjoint((name, reference)):
-        message = f"This key may not use the profile “{quote(reference)}”. Ask the key's owner to allow it."
+        message = f"This API key can't use the profile `{quote(reference)}`. Ask the key's owner to allow it."
         raise forbidden(message, code="profile_not_allowed", param="profile")
 
 
 def check_inline_allowed(key: KeyRecord | None) -> None:
     """Raise MillmError 403 unless the key allows inline steering. Requests without a key are local and may."""
     if key is not None and not key.may_steer_inline:
-        message = "This key may not bring its own edits. Name a profile, or ask the key's owner to allow “steering”."
+        message = "This API key can't use inline `steering`. Use a profile, or ask the key's owner to allow it."
         raise forbidden(message, code="inline_steering_not_allowed", param="steering")
 
 
 def check_intensity_allowed(key: KeyRecord | None, intensity: float) -> None:
     if key is not None and not key.min_intensity <= intensity <= key.max_intensity:
         message = (
-            f"This key may use a “steering_intensity” from {key.min_intensity:g} to {key.max_intensity:g}, not"
-            f" {intensity:g}."
+            f"`steering_intensity` must be between {key.min_intensity:g} and {key.max_intensity:g} for this API key, "
+            f"got {intensity:g}."
         )
         raise forbidden(message, code="intensity_not_allowed", param="steering_intensity")

@@ -152,7 +152,7 @@ def _activations(read: CaptureSpec, reading: ActivationCapture, row: int) -> lis
     """Return the requested features, or of the strongest those that are active."""
     values = reading.values[row].tolist()
     if reading.features is None:
-        assert isinstance(read.probe, FeatureValues), "only these bring no indices"
+        assert isinstance(read.probe, FeatureValues), "only chosen features have no indices"
         return list(zip(read.probe.features, values, strict=True))
     return [pair for pair in zip(reading.features[row].tolist(), values, strict=True) if pair[1] > 0]
 

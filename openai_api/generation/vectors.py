@@ -28,5 +28,5 @@ async def vectors_of(call: Call, requests: Sequence[EmbeddingRequest]) -> list[b
 def check_lengths(texts: Sequence[Sequence[int]], model: ModelCard, *, param: str = "input") -> None:
     for place, ids in enumerate(texts):
         if len(ids) > model.max_model_len:
-            message = f"Input {place} has {len(ids)} tokens, but this model takes {model.max_model_len}. Shorten it."
+            message = f"`input[{place}]` must have at most {model.max_model_len} tokens for this model, got {len(ids)}."
             raise invalid(message, param=param, code="context_length_exceeded")

@@ -20,13 +20,13 @@ ErrorType = Literal[
 ]
 
 # A file path with at least two parts, quoted or not; URL paths of this server do not count.
-QUOTED_PATH = re.compile(r"""(['"`“])/(?!v1/|api/|admin/)[^'"`”\n]*?([^'"`”/\n]+)/?(['"`”])""")
+QUOTED_PATH = re.compile(r"""(['"`])/(?!v1/|api/|admin/)[^'"`\n]*?([^'"`/\n]+)/?(['"`])""")
 PATH = re.compile(r"(?<![\w/:.@~-])~?/(?!(?:v1|api|admin)/)(?:[\w.@+~%-]+/)+([\w.@+~%-]*)")
 MAX_PROBLEMS = 10  # validation problems that one message lists
 MAX_RETRY_AFTER_S = 120.0  # the SDKs do not retry after a longer time
-# Starts like OpenAI's message: some clients recognise a wrong key by these words.
-WRONG_KEY = "Incorrect API key provided, or none. Send a key of this server as “Authorization: Bearer <key>”."
-DATABASE_AWAY = "The database is not reachable, or takes too long."
+# It starts like OpenAI's message, because some clients recognise a wrong key by these words.
+WRONG_KEY = "Incorrect API key provided, or none. Send a key of this server as `Authorization: Bearer <key>`."
+DATABASE_AWAY = "The database is not available or too slow."
 
 
 def client_error(error: Exception, request_id: str, *, database_away: str = DATABASE_AWAY) -> MillmError:
@@ -34,7 +34,7 @@ def client_error(error: Exception, request_id: str, *, database_away: str = DATA
     if isinstance(error, MillmError):
         return error
     if isinstance(error, OperationalError | InterfaceError):
-        logger.warning("Request %s needs the database, which is away: %s", request_id, error)
+        logger.warning("Request %s failed because the database is not available: %s", request_id, error)
         return unavailable(database_away, code="database_unavailable")
     logger.error("Request %s failed.", request_id, exc_info=error)
     return server_error(request_id)
@@ -95,14 +95,14 @@ def invalid_json(message: str, *, code: str = "invalid_json") -> MillmError:
     return MillmError(message, code=code)
 
 
-def unsupported_parameter(name: str, remedy: str = "Leave it out.") -> MillmError:
-    message = f"The parameter “{quote(name)}” is not supported by this server. {remedy}"
+def unsupported_parameter(name: str, remedy: str = "Remove it.") -> MillmError:
+    message = f"`{quote(name)}` is not supported. {remedy}"
     return MillmError(message, code="unsupported_parameter", param=name)
 
 
 def unknown_parameter(name: str, *, meant: str | None = None) -> MillmError:
-    remedy = f"Did you mean `{meant}`?" if meant else "Leave it out."
-    message = f"There is no parameter `{quote(name)}`. {remedy}"
+    remedy = f"Did you mean `{meant}`?" if meant else "Remove it."
+    message = f"Unknown parameter `{quote(name)}`. {remedy}"
     return MillmError(message, code="unknown_parameter", param=quote(name))
 
 
@@ -124,11 +124,11 @@ def forbidden(message: str, *, code: str, param: str | None = None) -> MillmErro
 
 
 def unknown_url(method: str, path: str) -> MillmError:
-    return MillmError(f"Unknown URL ({quote(method)} {quote(path)}). The endpoints are listed under /docs.", status=404)
+    return MillmError(f"Unknown URL ({quote(method)} {quote(path)}). See /docs for the list of endpoints.", status=404)
 
 
 def method_not_allowed(method: str, allowed: list[str]) -> MillmError:
-    message = f"{quote(method)} is not allowed here; use {' or '.join(allowed)}."
+    message = f"{quote(method)} is not allowed for this URL. Use {' or '.join(allowed)}."
     return MillmError(message, status=405, code="method_not_allowed", headers={"Allow": ", ".join(allowed)})
 
 
@@ -138,8 +138,8 @@ def conflict(message: str, *, code: str, param: str | None = None) -> MillmError
 
 def request_too_large(limit: int) -> MillmError:
     message = (
-        f"The request body is larger than {limit} bytes. Send less, or raise MILLM_MAX_BODY_BYTES, for files "
-        "MILLM_MAX_FILE_BYTES."
+        f"The request body is larger than {limit} bytes. Send less, or ask the operator to raise MILLM_MAX_BODY_BYTES "
+        "(MILLM_MAX_FILE_BYTES for files)."
     )
     return MillmError(message, status=413, code="request_too_large", headers={"Connection": "close"})
 
@@ -149,7 +149,7 @@ def unsupported_media_type(message: str, *, code: str = "unsupported_media_type"
 
 
 def insufficient_storage() -> MillmError:
-    message = "The server's disk has no room for this. Delete files, or ask the operator for more."
+    message = "The server's disk is full. Delete files, or ask the operator for more space."
     return MillmError(message, status=507, code="insufficient_storage")
 
 
@@ -169,7 +169,7 @@ def insufficient_quota(message: str, *, retry_after_s: float | None) -> MillmErr
 
 
 def server_error(request_id: str) -> MillmError:
-    message = f"The server failed on this request. Its log has the cause under {request_id}."
+    message = f"The server failed to process this request. See its log for {request_id}."
     return MillmError(message, status=500)
 
 

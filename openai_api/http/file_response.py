@@ -51,7 +51,9 @@ def open_blob(file: StoredFile) -> IO[bytes]:
     try:
         return BlobStore.from_settings().path(file.blob).open("rb")
     except FileNotFoundError:
-        raise MillmError("The file's content is gone.", status=404, code="file_not_found", param="file_id") from None
+        raise MillmError(
+            "The content of the file no longer exists.", status=404, code="file_not_found", param="file_id"
+        ) from None
 
 
 def chosen_span(call: Call, file: StoredFile) -> Span:
@@ -70,7 +72,7 @@ def chosen_span(call: Call, file: StoredFile) -> Span:
             return whole
     if start >= file.size or start >= end:
         raise MillmError(
-            f"The file has {file.size} bytes; none of them is in “{found.group(0)}”.",
+            f"The range `{found.group(0)}` is outside of the file, which has {file.size} bytes.",
             status=416,
             code="range_not_satisfiable",
             headers={"Content-Range": f"bytes */{file.size}"},
@@ -112,7 +114,7 @@ class Sending:
         while self._left > 0:
             block = await in_thread(self._opened.read, min(BLOCK, self._left))
             if not block:
-                raise OSError("A file is shorter than its row says.")
+                raise OSError("A stored file is shorter than its recorded size.")
             yield block
             self._left -= len(block)
 

@@ -52,14 +52,16 @@ class _ToBlob(FileUploadHandler):
     def new_file(self, field_name: str, file_name: str, *args: Any, **kwargs: Any) -> None:
         super().new_file(field_name, file_name, *args, **kwargs)
         if field_name != self.name:
-            self._stop(invalid(f"“{quote(field_name)}” is no file. Send one as “{self.name}”.", param=self.name))
+            self._stop(
+                invalid(f"`{quote(field_name)}` must not be a file. Send the file as `{self.name}`.", param=self.name)
+            )
         if self.filename is not None:
-            self._stop(invalid(f"Send one file as “{self.name}”, not several.", param=self.name))
+            self._stop(invalid(f"`{self.name}` must be a single file, got several.", param=self.name))
         self.filename = file_name
 
     def receive_data_chunk(self, raw_data: bytes, start: int) -> None:
         if self.writer.size + len(raw_data) > self.max_bytes:
-            message = f"The file is larger than {self.max_bytes} bytes. Send a smaller one."
+            message = f"`{self.name}` must have at most {self.max_bytes} bytes."
             self._stop(FileTooLargeError(message, param=self.name))
         self.writer.write(raw_data)
 
@@ -107,11 +109,11 @@ def check_multipart(call: Call) -> None:
         raise unsupported_media_type("Send the body uncompressed.", code="unsupported_content_encoding")
     if (request.content_type or "").lower() != "multipart/form-data":
         raise unsupported_media_type(
-            f"Content-Type is “{quote(request.content_type or '')}”. Send multipart/form-data."
+            f"Content-Type must be multipart/form-data, got `{quote(request.content_type or '')}`."
         )
     origin = request.headers.get("Origin")
     if call.key is None and origin is not None and urlsplit(origin).netloc != request.get_host():
-        raise forbidden("A page of another site may not send files without a key.", code="permission_denied")
+        raise forbidden("Pages of other sites can't upload files without an API key.", code="permission_denied")
 
 
 def read_form(request: HttpRequest, writer: BlobWriter, *, name: str, max_bytes: int) -> Form:
@@ -123,22 +125,24 @@ def read_form(request: HttpRequest, writer: BlobWriter, *, name: str, max_bytes:
         parser = MultiPartParser(request.META, body, [handler], request.encoding)  # type: ignore[arg-type]  # it reads
         fields, _ = parser.parse()
     except MultiPartParserError as error:
-        raise invalid(f"The body is no valid form: {quote(str(error))}.", code="invalid_multipart") from None
+        raise invalid(
+            f"The body is not a valid multipart form: {quote(str(error))}.", code="invalid_multipart"
+        ) from None
     except (BadRequest, SuspiciousOperation) as error:
         raise invalid(f"The form has too many parts or fields: {quote(str(error))}", code="invalid_multipart") from None
     except UnreadablePostError:
-        raise invalid("The body ended early.", code="invalid_multipart") from None
+        raise invalid("The connection closed before the end of the body.", code="invalid_multipart") from None
     if handler.problem is not None:
         raise handler.problem
     if not body.is_complete:
-        raise invalid("The body ends before the form's last boundary: part of it is missing.", code="invalid_multipart")
+        raise invalid("The multipart body is incomplete: it ends before the last boundary.", code="invalid_multipart")
     if handler.filename is None:
         raise _missing(name)
     return Form(handler.filename, {key: str(fields[key]) for key in fields})
 
 
 def _missing(name: str) -> MillmError:
-    message = f"{name}: this field is required, as a file with a name."
+    message = f"`{name}` is required and must be a file with a name."
     return invalid(message, param=name, code="missing_required_parameter")
 
 
@@ -154,7 +158,7 @@ def upload_refusal(headers: Iterable[Header], peer: str) -> MillmError | None:
     except MillmError as refusal:
         return refusal
     except (OperationalError, InterfaceError):
-        return unavailable("The database is not reachable.", code="database_unavailable")
+        return unavailable("The database is not available.", code="database_unavailable")
     return None
 
 

@@ -28,7 +28,7 @@ class InFlight:
         """Count a request. Raises MillmError 503 when ``most`` are in progress."""
         with self._lock:
             if self._count >= most:
-                message = f"This server answers {most} requests at once (MILLM_MAX_CONCURRENT_REQUESTS). Try again."
+                message = f"The server is at its limit of {most} concurrent requests. Try again later."
                 raise unavailable(message, code="server_is_overloaded", retry_after_s=RETRY_S)
             self._count += 1
 

@@ -22,7 +22,7 @@ def read_json_object(request: HttpRequest) -> dict[str, Any]:
     check_media_type(request)
     value = parse_json(read_body(request))
     if not isinstance(value, dict):
-        raise invalid_json(f"The body must be a JSON object, not {_kind(value)}.")
+        raise invalid_json(f"The body must be a JSON object, got {_kind(value)}.")
     return value
 
 
@@ -31,7 +31,7 @@ def check_media_type(request: HttpRequest) -> None:
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in {"", "identity"}:
         raise unsupported_media_type(
-            f"Content-Encoding “{quote(encoding)}” is not accepted. Send the body uncompressed.",
+            f"Content-Encoding `{quote(encoding)}` is not supported. Send the body uncompressed.",
             code="unsupported_content_encoding",
         )
     media_type = (request.content_type or "").strip().lower()
@@ -39,9 +39,9 @@ def check_media_type(request: HttpRequest) -> None:
         media_type.startswith("application/") and media_type.endswith("+json")
     ):
         raise unsupported_media_type(
-            f"Content-Type is “{quote(media_type)}”. Send “Content-Type: application/json”."
+            f"Content-Type must be application/json, got `{quote(media_type)}`."
             if media_type
-            else "The request has no Content-Type. Send “Content-Type: application/json”."
+            else "Content-Type must be application/json, got none."
         )
 
 

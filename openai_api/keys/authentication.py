@@ -123,5 +123,5 @@ async def acurrent_keys() -> dict[str, KeyRecord]:
 def _check_age() -> None:
     """Raise MillmError 503 for a stale snapshot. Processes that do not listen (commands) always read the keys."""
     if is_listening() and snapshot.age_s > settings.MILLM_KEY_MAX_AGE:
-        message = "The database has been out of reach for too long to know which keys are valid."
+        message = "API keys cannot be verified, because the database has been unavailable for too long."
         raise unavailable(message, code="database_unavailable")

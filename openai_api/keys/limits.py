@@ -90,12 +90,12 @@ class Limits:
             usage, now = self._usage.setdefault(key.pk, KeyUsage()), self.clock()
             if key.max_concurrent_requests is not None and usage.running >= key.max_concurrent_requests:
                 raise rate_limited(
-                    f"This key may run {key.max_concurrent_requests} requests at once, and they are running. "
+                    f"Limit of this API key reached: {key.max_concurrent_requests} concurrent requests. "
                     "Wait for one to finish.",
                     retry_after_s=CONCURRENCY_RETRY_S,
                 )
             bucket = None if is_counted else usage.bucket("requests", key.requests_per_minute, now)
-            _take(bucket, 1, now, f"This key may make {key.requests_per_minute} requests a minute.")
+            _take(bucket, 1, now, f"Rate limit of this API key reached: {key.requests_per_minute} requests per minute.")
             usage.running += 1
 
     def headers(self, key: KeyRecord) -> dict[str, str]:
@@ -115,7 +115,8 @@ class Limits:
             now = self.clock()
             bucket = self._usage[key.pk].bucket("tokens", key.tokens_per_minute, now)
             taken = min(amount, bucket.capacity) if bucket else 0
-            _take(bucket, taken, now, f"This key may use {key.tokens_per_minute} tokens a minute; this needs {amount}.")
+            limit = f"{key.tokens_per_minute} tokens per minute; this request needs {amount}"
+            _take(bucket, taken, now, f"Rate limit of this API key reached: {limit}.")
             return taken
 
     def release(self, key: KeyRecord, *, unused_tokens: int) -> None:

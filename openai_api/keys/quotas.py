@@ -49,14 +49,15 @@ class Quotas:
             limit = key.tokens_per_day
             if limit is not None and amount > limit:
                 message = (
-                    f"This key may use {limit} tokens a day, and this request may need {amount}. Send less text or ask "
-                    "for fewer tokens, or ask the key's owner for more."
+                    f"This request may need {amount} tokens; the daily quota of this API key is {limit}. Send less "
+                    "text, request fewer tokens, or ask the key's owner to raise it."
                 )
                 raise insufficient_quota(message, retry_after_s=None)
             if limit is not None and found.tokens + amount > limit:
                 left = max(0, limit - found.tokens)
                 raise self._exhausted(
-                    f"This key may use {limit} tokens a day; {left} are left, and this may need {amount}."
+                    f"Daily quota of this API key exceeded: {left} of {limit} tokens are left; this request may need "
+                    f"{amount}."
                 )
             found.tokens += amount
 
@@ -72,9 +73,9 @@ class Quotas:
         with self._lock:
             found = self._day(key, day)
             if key.requests_per_day is not None and found.requests + requests > key.requests_per_day:
-                raise self._exhausted(f"This key may make {key.requests_per_day} requests a day, and has made them.")
+                raise self._exhausted(f"Daily quota of this API key exceeded: {key.requests_per_day} requests.")
             if key.tokens_per_day is not None and found.tokens >= key.tokens_per_day:
-                raise self._exhausted(f"This key may use {key.tokens_per_day} tokens a day, and they are used.")
+                raise self._exhausted(f"Daily quota of this API key exceeded: {key.tokens_per_day} tokens.")
             found.requests += requests
 
     def _day(self, key: KeyRecord, day: date) -> _Day:
@@ -88,7 +89,7 @@ class Quotas:
     def _exhausted(self, reason: str) -> Exception:
         now = self._now()
         return insufficient_quota(
-            f"{reason} Wait for the next day in UTC, or ask the key's owner for more.",
+            f"{reason} The quota resets at midnight UTC. Ask the key's owner to raise it.",
             retry_after_s=(end_of_day(now) - now).total_seconds(),
         )
 

@@ -24,11 +24,11 @@ def check_scope(key: KeyRecord | None, scope: Scope | None, endpoint: str) -> No
     if key is None or not key.scopes or scope is None or scope in key.scopes:
         return
     raise forbidden(
-        f"This key has no scope for {endpoint}: it needs “{scope}” and has {_listed(key.scopes)}. Use another key, or "
+        f"{endpoint} requires the scope `{scope}`; this API key has {_listed(key.scopes)}. Use another key, or "
         "ask its owner for the scope.",
         code="scope_required",
     )
 
 
 def _listed(scopes: Collection[str]) -> str:
-    return ", ".join(f"“{scope}”" for scope in sorted(scopes))
+    return ", ".join(f"`{scope}`" for scope in sorted(scopes))

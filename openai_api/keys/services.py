@@ -83,7 +83,7 @@ def rotate_api_key(*, api_key: ApiKey, grace: timedelta = NO_GRACE, user: User |
     Raises ValidationError for a revoked key and for an invalid grace period.
     """
     if not NO_GRACE <= grace <= MAX_GRACE:
-        raise ValidationError(f"The old secret can stay valid for 0 to {MAX_GRACE.days} days, not {grace}.")
+        raise ValidationError(f"The old secret can stay valid for 0 to {MAX_GRACE.days} days, got {grace}.")
     row = ApiKey.objects.select_for_update(of=("self",)).select_related("owner").get(pk=api_key.pk)
     if row.revoked_at is not None:
         raise ValidationError(f"The key {row} is revoked; create a new one.")
@@ -171,7 +171,7 @@ def chosen_key(text: str) -> ApiKey:
         condition |= Q(pk=int(text))
     found = list(ApiKey.objects.filter(condition).order_by("pk"))
     if not found:
-        raise CommandError(f"There is no API key {text!r}.")
+        raise CommandError(f"The API key {text!r} does not exist.")
     if len(found) > 1:
         listed = ", ".join(f"{row.pk} ({row.prefix}… of {row.owner})" for row in found)
         raise CommandError(f"There are {len(found)} API keys {text!r}; give the number of one: {listed}.")

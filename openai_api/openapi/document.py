@@ -27,8 +27,8 @@ def document() -> Schema:
         "security": [{"bearer": []}, {"api-key": []}, {"x-api-key": []}, {}],
         "paths": {
             **paths(ROUTES),
-            "/health/live": {"get": _health("live", "Whether the process runs", failing=False)},
-            "/health/ready": {"get": _health("ready", "Whether requests can be served", failing=True)},
+            "/health/live": {"get": _health("live", "Check whether the process is running", failing=False)},
+            "/health/ready": {"get": _health("ready", "Check whether the server is ready for requests", failing=True)},
         },
         "components": {"schemas": _schemas(), "securitySchemes": _security()},
     }

@@ -15,19 +15,19 @@ from openai_api.schemas.bodies import ErrorBody
 Schema = dict[str, Any]
 REF = "#/components/schemas/{model}"
 ERRORS = {
-    400: "The request is not valid; `param` names the field.",
+    400: "The request is invalid; `param` names the field.",
     401: "The API key is missing or wrong.",
-    403: "The key lacks the right.",
-    404: "There is no such model, profile, SAE, feature, file or other object, or URL, or the profile is archived.",
-    409: "The profile's SAE is missing or does not fit the model; or the object's state does not allow it.",
-    413: "The body is too large.",
-    415: "The body is not JSON (for files: not a form), or compressed.",
-    416: "The file has no such range.",
-    429: "A limit of the key is reached; see Retry-After.",
-    500: "The server failed; the message has the request id.",
+    403: "The key does not have the permission.",
+    404: "The URL, model, profile, SAE, feature, file or other object does not exist, or the profile is archived.",
+    409: "The profile's SAE is missing or does not fit the model, or the object's state does not allow the action.",
+    413: "The request body is too large.",
+    415: "The body is not JSON (for uploads: not a multipart form), or it is compressed.",
+    416: "The range is outside of the file.",
+    429: "A limit of the key was reached; see Retry-After.",
+    500: "The server failed; the message contains the request id.",
     503: "The model or the server is not ready; see Retry-After.",
     504: "The request took longer than the server allows.",
-    507: "The server's disk has no room for it.",
+    507: "The server's disk is full.",
 }
 ALWAYS = {401, 403, 404, 429, 500, 503}
 OF_BODIES = {400, 413, 415}
@@ -96,7 +96,7 @@ def _answers(route: Route) -> Schema:
         content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
         return {
             "200": {"description": "The file.", "content": content},
-            "206": {"description": "The range asked for.", "content": content},
+            "206": {"description": "The requested range.", "content": content},
         }
     content = {"application/json": {"schema": ref(route.response)}}
     if route.events is not None:

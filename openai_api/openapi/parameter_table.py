@@ -58,7 +58,9 @@ def page_with_table(page: str) -> str:
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"{PATH.name} has lost the marks of the table: “{BEGIN.strip()}” and “{END.strip()}”.")
+        raise ValueError(
+            f"{PATH.name} does not contain the markers of the table: `{BEGIN.strip()}` and `{END.strip()}`."
+        )
     return f"{before}{begin}\n{parameter_table()}\n{end}{after}"
 
 

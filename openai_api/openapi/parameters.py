@@ -14,7 +14,7 @@ def _query(name: str, schema: Schema, **more: Any) -> Schema:
 PROFILE_HEADER: Schema = {
     "name": "x-millm-profile",
     "in": "header",
-    "description": "The steering profile, for clients that cannot add fields; empty: none.",
+    "description": "Steering profile, for clients that cannot send extra fields. Empty: none.",
     "schema": {"type": "string"},
 }
 MODEL = (_query("model", {"type": "string"}),)
@@ -26,7 +26,7 @@ LOGIT_LENS = (
     _query(
         "logit_lens",
         {"type": "boolean", "default": True},
-        description="Whether to compute the tokens that it promotes and suppresses.",
+        description="Whether to compute the tokens that the feature promotes and suppresses.",
     ),
 )
 FILE_FORM: Schema = {

@@ -232,7 +232,7 @@ class ExportPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
         return export_response(export)
 
     def _refuse(self, request: HttpRequest, form: SearchForm) -> HttpResponse:
-        text = f"The export failed. Choose {' or '.join(FORMATS)}, and check the search."
+        text = f"The export failed. Check the search, and choose {' or '.join(FORMATS)}."
         self.message_user(request, text, messages.ERROR)
         url = reverse("admin:openai_api_requestlog_changelist")
         return HttpResponseRedirect(f"{url}?{urlencode(form.conditions)}")

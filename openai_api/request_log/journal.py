@@ -110,7 +110,7 @@ class Journal:
             yield
         except OSError as error:
             if not self._has_failed:
-                logger.error("Requests that run when this process is killed will have no row in the log: %s", error)
+                logger.error("Requests that are running if this process is killed will not be logged: %s", error)
             self._has_failed = True
 
 
@@ -175,7 +175,7 @@ def _entries_of(path: Path) -> Iterator[LogEntry]:
             setattr(entry, name, record.get(name, getattr(entry, name)))
         if entry.total_ms is None:  # it was in progress
             entry.status, entry.error_code = KILLED_STATUS, KILLED
-            entry.error_message = "The server's process was killed before the request ended."
+            entry.error_message = "The server process was killed before the request ended."
         yield entry
 
 

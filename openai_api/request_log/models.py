@@ -68,7 +68,7 @@ class LogWords(Func):
 
 
 def search_query(text: str) -> SearchQuery:
-    """Parse a web search: words that must all occur, “phrases”, `or` and `-without`. Any text is a valid query."""
+    """Parse a web search: words that must all occur, "phrases", `or` and `-without`. Any text is a valid query."""
     return SearchQuery(text.lower(), config="simple", search_type="websearch")
 
 

@@ -21,11 +21,11 @@ _ROLES = frozenset({"system", "user", "assistant"})
 def traffic_corpus() -> Corpus:
     """Return the newest requests first. Raises CorpusError when no key shares or no texts are stored."""
     if settings.MILLM_LOG_CONTENT != "full":
-        raise CorpusError("The request log keeps no texts (MILLM_LOG_CONTENT), so there are none to read.")
+        raise CorpusError("The request log does not store texts (see MILLM_LOG_CONTENT).")
     rows = RequestLog.objects.filter(api_key__shares_examples=True, status=200).exclude(completion="")
     found = list(_bounded(rows.order_by("-created_at")[:_MAX_ROWS]))
     if not found:
-        raise CorpusError("No request's key allows that its texts become examples; keys have a box for that.")
+        raise CorpusError("No API key allows its texts to become feature examples. Keys have a setting for that.")
     documents = tuple(document for _, document in found)
     version = version_of(json.dumps([[d.text, list(d.messages)] for d in documents]).encode())
     return Corpus(NAME, version, documents, partial(_all_share, frozenset(key for key, _ in found)))

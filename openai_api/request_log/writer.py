@@ -127,7 +127,7 @@ class LogWriter:
         if self._thread.is_alive():
             self._thread.join(timeout_s + self._retry_s)
         if self.waiting:
-            logger.error("The request log stopped with %d entries unwritten.", self.waiting)
+            logger.error("The request log writer stopped with %d entries unwritten.", self.waiting)
 
     def _run(self) -> None:
         if self._journal is not None:
@@ -169,10 +169,10 @@ class LogWriter:
                 for entry in batch:
                     entry.is_written = entry.is_written or id(entry) not in known
         except (OperationalError, InterfaceError) as error:
-            logger.warning("The request log waits for the database: %s", error)
+            logger.warning("The request log is waiting for the database: %s", error)
             return False
         except Exception:  # the thread must survive any error of a row or the database
-            logger.exception("The request log could not write what a killed process has left.")
+            logger.exception("The request log could not write the entries of a killed process.")
         return True
 
     def _take_batch(self) -> list[LogEntry]:
@@ -205,10 +205,10 @@ class LogWriter:
             self._insert(batch)
             self._store.mark_keys_used(batch)
         except (OperationalError, InterfaceError) as error:
-            logger.warning("The request log waits for the database: %s", error)
+            logger.warning("The request log is waiting for the database: %s", error)
             return False
         except Exception:  # the thread must survive any error of a row or the database
-            logger.exception("The request log could not finish a batch of %d entries.", len(batch))
+            logger.exception("The request log could not write a batch of %d entries.", len(batch))
         return True
 
     def _insert(self, batch: list[LogEntry]) -> None:
@@ -219,7 +219,7 @@ class LogWriter:
         except (OperationalError, InterfaceError):
             raise
         except Exception as error:  # noqa: BLE001 - any refusal isolates the entry that caused it
-            logger.warning("The request log writes a batch of %d one by one: %s", len(batch), error)
+            logger.warning("The request log writes a batch of %d entries one by one: %s", len(batch), error)
             for entry in batch:
                 self._insert_alone(entry)
 

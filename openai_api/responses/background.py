@@ -174,7 +174,7 @@ async def _events(call: Call, response_id: str, after: int) -> AsyncGenerator[by
         call.refuse(error)
         yield data_event(openai_error(error))
     except (OperationalError, InterfaceError):
-        away = unavailable("The database is not reachable.", code="database_unavailable")
+        away = unavailable("The database is not available.", code="database_unavailable")
         call.refuse(away)
         yield data_event(openai_error(away))
 

@@ -88,7 +88,7 @@ TELL_S = 0.25  # between writes of new events and checks for cancellation
 MAX_PAUSE_S = 2.0  # between attempts to be admitted
 PASSING = frozenset({"rate_limit_exceeded", "server_is_overloaded", "model_not_ready"})  # errors that are worth a retry
 LIFECYCLE = ("response.created", "response.queued", "response.in_progress")  # events before any output
-INTERRUPTED = "The server stopped while it streamed this response, so the rest is missing. Create it again."
+INTERRUPTED = "The server stopped while streaming this response. Create it again."
 
 
 class ResponseEndedError(Exception):

@@ -23,7 +23,7 @@ from openai_api.schemas.structured import GrammarExtensions
 
 CITATION_START, CITATION_END = "【", "】"
 NOTHING = "No text was found."
-NOT_KEPT = "The results of this search are not at hand any more."
+NOT_KEPT = "The results of this search are no longer available."
 
 
 def results_text(results: Sequence[Mapping[str, Any]] | None, *, first: int = 1) -> str:

@@ -124,7 +124,7 @@ async def _events(run: ResponseRun) -> AsyncGenerator[bytes, None]:
         call.refuse(error)
         yield named_event(await run.failed(error))
     except Exception:
-        logger.exception("Request %s failed in its stream.", call.id)
+        logger.exception("Request %s failed while streaming.", call.id)
         hidden = server_error(call.id)
         call.refuse(hidden)
         yield named_event(await run.failed(hidden))
@@ -146,7 +146,7 @@ async def get_response(call: Call, response_id: str) -> HttpResponseBase:
     if not wants_stream:
         return json_response(body)
     if not row.is_streamed:
-        message = "Only responses that were created with “background” and “stream” can be streamed again."
+        message = "Only responses created with `background` and `stream` can be streamed again."
         raise invalid(message, param="stream")
     return stream_stored(call, response_id, -1 if number is None else number)
 
@@ -177,13 +177,13 @@ async def cancel_response(call: Call, response_id: str) -> HttpResponseBase:
 def read_number(text: str, name: str, *, least: int, most: int) -> int:
     number = int(text) if text.isascii() and text.isdecimal() and len(text) <= 10 else least - 1
     if not least <= number <= most:
-        raise invalid(f"{name} must be a number from {least} to {most}, not “{quote(text)}”.", param=name)
+        raise invalid(f"`{name}` must be an integer from {least} to {most}, got `{quote(text)}`.", param=name)
     return number
 
 
 def read_flag(text: str, name: str) -> bool:
     if text.lower() not in {"true", "false"}:
-        raise invalid(f"{name} must be true or false, not “{quote(text)}”.", param=name)
+        raise invalid(f"`{name}` must be true or false, got `{quote(text)}`.", param=name)
     return text.lower() == "true"
 
 
@@ -207,7 +207,7 @@ async def compact_response(call: Call) -> HttpResponseBase:
     request = call.read(CompactionRequest)
     context = await read_context(call, request)
     if not context.items:
-        message = "There is nothing to compact: send `input` or `previous_response_id`."
+        message = "`input` or `previous_response_id` is required."
         raise invalid(message, param="input", code="missing_required_parameter")
     chat = chat_of(request, context.items)
     with renaming(lambda text: text.replace("max_tokens", "input").replace("messages", "input")):

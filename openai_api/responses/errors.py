@@ -14,36 +14,36 @@ class ResponseNotFoundError(MillmError):
     param = "response_id"
 
     def __init__(self, response_id: str) -> None:
-        super().__init__(f"There is no response “{quote(response_id)}”.")
+        super().__init__(f"The response `{quote(response_id)}` does not exist.")
 
 
 def conversation_not_found(conversation_id: str, *, param: str = "conversation_id") -> MillmError:
-    return _not_found(f"There is no conversation “{quote(conversation_id)}”.", "conversation_not_found", param)
+    return _not_found(f"The conversation `{quote(conversation_id)}` does not exist.", "conversation_not_found", param)
 
 
 def item_not_found(item_id: str, *, param: str = "item_id") -> MillmError:
-    return _not_found(f"There is no item “{quote(item_id)}”.", "item_not_found", param)
+    return _not_found(f"The item `{quote(item_id)}` does not exist.", "item_not_found", param)
 
 
 def previous_not_found(missing: str, asked: str) -> MillmError:
-    message = f"There is no response “{quote(missing)}” to continue."
+    message = f"The response `{quote(missing)}` does not exist."
     if missing != asked:
-        message = f"The response “{quote(asked)}” continues “{quote(missing)}”, which is not kept any more."
-    return _not_found(f"{message} Send its items as “input”.", "previous_response_not_found", "previous_response_id")
+        message = f"The response `{quote(asked)}` continues `{quote(missing)}`, which no longer exists."
+    return _not_found(f"{message} Send its items as `input`.", "previous_response_not_found", "previous_response_id")
 
 
 def not_ended(response_id: str) -> MillmError:
-    message = f"The response “{quote(response_id)}” is still being generated. Continue it when it has ended."
+    message = f"The response `{quote(response_id)}` is still being generated. Continue it once it has completed."
     return invalid(message, param="previous_response_id", code="response_not_ended")
 
 
 def chain_too_long(most: int) -> MillmError:
-    message = f"More than {most} responses follow one another. Send what is needed of them as “input”."
+    message = f"The chain of responses is longer than {most}. Send the needed items as `input`."
     return invalid(message, param="previous_response_id")
 
 
 def not_background() -> MillmError:
-    message = "Only responses that were created with “background” can be cancelled; others end with their connection."
+    message = "Only responses created with `background` can be cancelled. Others end when their connection closes."
     return invalid(message, param="response_id")
 
 

@@ -23,7 +23,7 @@ from openai_api.responses.schemas.items import (
 )
 from openai_api.schemas.messages import RefusalPart
 
-SUMMARY = "Summary of the conversation until here:\n"  # introduces a compaction's text to the model
+SUMMARY = "Summary of the conversation so far:\n"  # introduces a compaction's text to the model
 Content = str | list[ItemText | RefusalPart]
 
 

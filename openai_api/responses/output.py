@@ -204,7 +204,7 @@ class Output:
             is_search = self._searches and event.name == FILE_SEARCH
             yield from self._begin(OpenSearch(place) if is_search else OpenCall(place, event.id, event.name))
         elif isinstance(event, ToolCallArguments):
-            assert isinstance(self._open, OpenCall | OpenSearch), "a call begins before its arguments come"
+            assert isinstance(self._open, OpenCall | OpenSearch), "a call starts before its arguments"
             yield from self._open.add(event.text)
         elif isinstance(event, ToolCallEnd):
             yield from self.close("completed")

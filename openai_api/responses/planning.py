@@ -128,7 +128,7 @@ async def _check_room(chat: ChatRequest, target: Target) -> None:
     room = min(settings.MILLM_MAX_TOKENS_DEFAULT, target.model.max_model_len // 4)
     used = len(await prompt_ids(target.model.text, chat))
     if used + room > target.model.max_model_len:
-        raise MillmError("The items do not fit the model's context.", code=TOO_LONG, param="input")
+        raise MillmError("The items do not fit into the model's context.", code=TOO_LONG, param="input")
 
 
 def _last_turn(items: Sequence[Item]) -> int:

@@ -28,7 +28,7 @@ from openai_api.responses.store import Turn, keep_turn
 from openai_api.schemas.bodies import MillmBody
 from openai_api.schemas.chat import ChatRequest
 
-MAX_SEARCHES = 8  # per response without “max_tool_calls”
+MAX_SEARCHES = 8  # per response without ``max_tool_calls``
 
 
 class ToolLoop:
@@ -105,7 +105,7 @@ class ToolLoop:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise unavailable("Nobody reads this response any more.", code="engine_unavailable")
+            raise unavailable("The client disconnected.", code="engine_unavailable")
 
     def close(self) -> None:
         """Close the loop. May be called at any time, from any thread, more than once."""

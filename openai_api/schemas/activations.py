@@ -28,28 +28,31 @@ def _ends(value: Any) -> Any:
         and 0 <= value[0] < (_PLACE if value[1] is None else min(value[1], _PLACE))
     ):
         return tuple(value)
-    raise PydanticCustomError("invalid_range", "it must be [start, end] with 0 <= start < end; the end may be null")
+    raise PydanticCustomError("invalid_range", "must be [start, end] with 0 <= start < end; end may be null")
 
 
 Range = Annotated[Ends, BeforeValidator(_ends, json_schema_input_type=list[int | None])]
 
 
 class CaptureFields(Part):
-    sae: str | None = Field(None, min_length=1, max_length=200, description="Needed where the model has several SAEs.")
+    sae: str | None = Field(None, min_length=1, max_length=200, description="Required if the model has several SAEs.")
     features: list[Annotated[int, Field(ge=0, lt=_PLACE)]] | None = Field(
-        None, min_length=1, max_length=MAX_FEATURES, description="These features alone, with their exact values."
+        None, min_length=1, max_length=MAX_FEATURES, description="Return only these features, with their exact values."
     )
     top_k: int | None = Field(
-        None, ge=1, le=MAX_TOP_K, description=f"The strongest features of each token; {DEFAULT_TOP_K} by default."
+        None, ge=1, le=MAX_TOP_K, description=f"Number of strongest features per token. Default: {DEFAULT_TOP_K}."
     )
     stage: Literal["pre", "post"] | None = Field(
-        None, description="Before or after the steering at the SAE's site; after it by default."
+        None, description="Read before or after steering at the SAE's site. Default: after."
     )
-    phase: Literal["prompt", "completion", "both"] | None = Field(None, description="Both by default.")
+    phase: Literal["prompt", "completion", "both"] | None = Field(None, description="Default: both.")
     ranges: list[Range] | None = Field(
-        None, min_length=1, max_length=MAX_RANGES, description="Places from the prompt's first token on, [start, end)."
+        None,
+        min_length=1,
+        max_length=MAX_RANGES,
+        description="Token ranges [start, end), counted from the prompt's first token.",
     )
-    special_tokens: bool | None = Field(None, description="Special tokens too; they are left out by default.")
+    special_tokens: bool | None = Field(None, description="Include special tokens. Default: false.")
 
 
 class ActivationsOptions(CaptureFields):

@@ -1,4 +1,4 @@
-"""POST /v1/messages: Anthropic's request. What it means in our terms: services/anthropic_chat.py."""
+"""Request and response of POST /v1/messages, Anthropic's API. endpoints/anthropic_messages.py converts them to chat."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class ToolUseBlock(Part):
 
 
 def _only(*kinds: str) -> BeforeValidator:
-    """Blocks of other types are refused by name."""
+    """Return a validator that refuses blocks of other types by name."""
 
     def check(value: Any) -> Any:
         kind = value.get("type") if isinstance(value, dict) else None
         if isinstance(kind, str) and kind not in kinds:
             raise PydanticCustomError(
                 "unsupported_parameter",
-                "content blocks of type “{kind}” are not supported here, only {kinds}",
+                "has the unsupported type `{kind}`. Supported here: {kinds}",
                 {"kind": kind[:50], "kinds": ", ".join(kinds)},
             )
         return value
@@ -104,7 +104,7 @@ def _only_custom(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, dict) else None
     if kind not in {None, "custom"}:
         raise PydanticCustomError(
-            "unsupported_parameter", "tools of type “{kind}” are not supported, only custom", {"kind": str(kind)[:50]}
+            "unsupported_parameter", "has the unsupported type `{kind}`. Supported: custom", {"kind": str(kind)[:50]}
         )
     return value
 
@@ -135,7 +135,7 @@ class Metadata(Part):
 
 
 class CountTokensRequest(RequestSchema):
-    """What of a request the prompt is made of."""
+    """The fields of a request that determine its prompt."""
 
     model: str
     messages: list[Turn] = Field(min_length=1, max_length=MAX_MESSAGES)
@@ -144,9 +144,9 @@ class CountTokensRequest(RequestSchema):
     tools: list[Annotated[CustomTool, BeforeValidator(_only_custom)]] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Choice | None = None
     output_config: OutputConfig | None = None
-    profile: str | None = Field(None, min_length=1, max_length=200, description="As in chat completions.")
-    steering: dict[str, Any] | None = Field(None, description="As in chat completions.")
-    steering_intensity: float | None = Field(None, ge=0, le=MAX_INTENSITY, description="As in chat completions.")
+    profile: str | None = Field(None, min_length=1, max_length=200, description="As for chat completions.")
+    steering: dict[str, Any] | None = Field(None, description="As for chat completions.")
+    steering_intensity: float | None = Field(None, ge=0, le=MAX_INTENSITY, description="As for chat completions.")
 
     cache_control: Annotated[dict[str, Any] | None, IGNORED] = None
     context_management: Annotated[dict[str, Any] | None, IGNORED] = None
@@ -178,12 +178,12 @@ class CountTokensRequest(RequestSchema):
         thinking = self.thinking
         if thinking is not None and (thinking.type == "enabled") != (thinking.budget_tokens is not None):
             raise invalid(
-                "“thinking.budget_tokens” goes with the type “enabled”, and that needs it.",
+                "`thinking.budget_tokens` is required if `thinking.type` is `enabled`, and not allowed otherwise.",
                 param="thinking.budget_tokens",
             )
         choice = self.tool_choice
         if choice is not None and (choice.type == "tool") != (choice.name is not None):
-            message = "“tool_choice.name” goes with the type “tool”, and that needs it."
+            message = "`tool_choice.name` is required if `tool_choice.type` is `tool`, and not allowed otherwise."
             raise invalid(message, param="tool_choice.name")
 
 
@@ -201,7 +201,7 @@ class MessagesRequest(CountTokensRequest):
         budget = self.thinking.budget_tokens if self.thinking else None
         if budget is not None and budget >= self.max_tokens:
             raise invalid(
-                f"“thinking.budget_tokens” is {budget}; it must be less than “max_tokens”, which is {self.max_tokens}.",
+                f"`thinking.budget_tokens` must be less than `max_tokens` ({self.max_tokens}), got {budget}.",
                 param="thinking.budget_tokens",
             )
 
@@ -210,7 +210,7 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class CacheCreationBody(TypedDict):
-    """Nothing is paid for here, so nothing counts as written."""
+    """Always zero: this server does not bill cache writes."""
 
     ephemeral_1h_input_tokens: int
     ephemeral_5m_input_tokens: int
@@ -221,7 +221,7 @@ class OutputTokensDetailsBody(TypedDict):
 
 
 class DeltaUsageBody(TypedDict):
-    """``input_tokens`` without those that were read from the cache."""
+    """``input_tokens`` excludes tokens that were read from the cache."""
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -245,7 +245,7 @@ class TextBlockBody(TypedDict):
 
 
 class ThinkingBlockBody(TypedDict):
-    """``signature`` is empty: nothing here checks thoughts that come back."""
+    """``signature`` is empty: the server does not verify thinking that clients send back."""
 
     type: Literal["thinking"]
     thinking: str
@@ -257,7 +257,7 @@ class CallerBody(TypedDict):
 
 
 class ToolUseBlockBody(TypedDict):
-    """``input`` is {"raw": text} where the model wrote no JSON object."""
+    """``input`` is {"raw": text} if the model did not write a JSON object."""
 
     type: Literal["tool_use"]
     id: str
@@ -292,7 +292,7 @@ class MessageStopDelta(TypedDict):
 
 
 class MessageEventBody(TypedDict):
-    """One event of a stream; which of the fields are there depends on its ``type``."""
+    """One event of a stream. Its ``type`` determines which fields are present."""
 
     type: Literal[
         "message_start",

@@ -17,7 +17,7 @@ CustomId = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
 class BatchedMessage(Part):
-    """``params`` are what /v1/messages takes; they are checked when the request is answered."""
+    """``params`` is a request to /v1/messages. It is validated when it is processed."""
 
     custom_id: CustomId
     params: dict[str, Any]
@@ -34,7 +34,7 @@ class MessageBatchRequest(RequestSchema):
         for place, request in enumerate(self.requests):
             if request.custom_id in seen:
                 param = f"requests[{place}].custom_id"
-                raise invalid(f"{param}: there are two requests named `{request.custom_id}`.", param=param)
+                raise invalid(f"`{param}` must be unique, got `{request.custom_id}` twice.", param=param)
             seen.add(request.custom_id)
 
     def parameters(self) -> dict[str, Any]:

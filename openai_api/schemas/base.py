@@ -7,6 +7,8 @@ not implement, with the values that are harmless. Null means the default everywh
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -35,16 +37,28 @@ _CODES = {
     "invalid_question": "invalid_value",
     "invalid_tool_choice": "invalid_value",
 }
-_SAYS_INPUT = {"too_short", "too_long", "unsupported_parameter", "missing_content", "invalid_prompt", "invalid_schema"}
+# Errors of our own validators whose messages need no value.
+_SELF_CONTAINED = {"unsupported_parameter", "missing_content", "invalid_prompt", "invalid_schema"}
+_SUBJECT = re.compile(r"^(?:Input|String|List|Dictionary|Value|Data|Decimal|Tuple|Set) should (be|have|match) ")
+_REWORDED = (
+    (re.compile(r"a valid dictionary(?: or .*)?"), "an object"),
+    (re.compile(r"a valid list"), "an array"),
+    (re.compile(r"a valid integer.*"), "an integer"),
+    (re.compile(r"a valid boolean.*"), "true or false"),
+    (re.compile(r"a valid (string|number).*"), r"a \1"),
+    (re.compile(r"greater than or equal to"), "at least"),
+    (re.compile(r"less than or equal to"), "at most"),
+    (re.compile(r"match pattern"), "match the pattern"),
+)
 
 
 def api_error(error: ValidationError) -> MillmError:
     """Return one 400 for all problems; ``param`` and ``code`` are those of the first."""
-    problems = error.errors(include_url=False, include_context=False)
+    problems = error.errors(include_url=False)
     first = problems[0]
     lines = [_sentence(problem) for problem in problems[:MAX_PROBLEMS]]
     if len(problems) > MAX_PROBLEMS:
-        lines.append(f"And {len(problems) - MAX_PROBLEMS} more problems.")
+        lines.append(f"{len(problems) - MAX_PROBLEMS} more problems.")
     return MillmError(" ".join(lines), code=_code(first["type"]), param=param_name(first["loc"]))
 
 
@@ -60,18 +74,56 @@ def param_name(location: Sequence[str | int]) -> str:
 
 
 def _sentence(problem: ErrorDetails) -> str:
-    name, text = param_name(problem["loc"]), problem["msg"].rstrip(".")
-    if problem["type"] == "missing":
-        return f"{name}: this field is required."
-    if problem["type"] in _SAYS_INPUT:
-        return f"{name}: {text[:1].lower()}{text[1:]}."
-    return f"{name}: {text[:1].lower()}{text[1:]}, not {_quoted_input(problem['input'])}."
+    """Return the problem as a sentence: ``temperature`` must be at most 2, got 3."""
+    kind, context = problem["type"], problem.get("ctx", {})
+    name = f"`{param_name(problem['loc'])}`"
+    if kind == "missing":
+        return f"{name} is required."
+    if kind == "extra_forbidden":
+        return f"{name} is not supported."
+    if kind == "string_too_short" and context["min_length"] == 1:
+        return f"{name} must not be empty."
+    if kind == "string_too_long":
+        return f"{name} must have at most {context['max_length']} characters, got {len(problem['input'])}."
+    if kind == "union_tag_not_found":
+        return f"{name} must have {_in_backticks(context['discriminator'])}."
+    if kind == "union_tag_invalid":
+        field, supported = _in_backticks(context["discriminator"]), context["expected_tags"].replace("'", "`")
+        return f"{name} has the unsupported {field} `{quote(context['tag'])}`. Supported: {supported}."
+    if kind in {"too_short", "too_long"}:
+        return f"{name} {_length_rule(kind, context)}."
+    if kind in _SELF_CONTAINED:
+        return f"{name} {problem['msg'].rstrip('.')}."
+    return f"{name} {_rule(problem['msg'])}, got {_quoted_input(problem['input'])}."
+
+
+def _rule(message: str) -> str:
+    """Reword a message of pydantic as a predicate: "Input should be a valid string" becomes "must be a string"."""
+    rule = _SUBJECT.sub(r"must \1 ", message.rstrip(".")).replace("'", "`")
+    for words, better in _REWORDED:
+        rule = words.sub(better, rule)
+    return rule
+
+
+def _length_rule(kind: str, context: Mapping[str, Any]) -> str:
+    if kind == "too_long":
+        most, actual = context["max_length"], context["actual_length"]
+        return f"must have at most {most} items" if actual is None else f"must have at most {most} items, got {actual}"
+    if context["min_length"] == 1:
+        return "must not be empty"
+    return f"must have at least {context['min_length']} items, got {context['actual_length']}"
+
+
+def _in_backticks(name: str) -> str:
+    return f"`{name.strip(chr(39))}`"
 
 
 def _quoted_input(value: object) -> str:
     if isinstance(value, dict | list):
-        return f"{'an object' if isinstance(value, dict) else 'an array'} of {len(value)}"
-    return f"“{quote(value)}”" if isinstance(value, str) else quote(value)
+        return "an object" if isinstance(value, dict) else f"an array of {len(value)}"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return f"`{quote(value)}`" if isinstance(value, str) else quote(value)
 
 
 def _code(problem_type: str) -> str:
@@ -172,7 +224,7 @@ class RequestSchema(Part):
         for name in body.keys() & cls.REFUSED.keys():
             value = body[name]
             if value is not None and not any(_same(value, harmless) for harmless in cls.REFUSED[name]):
-                raise unsupported_parameter(name, cls.REMEDIES.get(name, "Leave it out."))
+                raise unsupported_parameter(name, cls.REMEDIES.get(name, "Remove it."))
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +286,7 @@ MetadataKey = Annotated[str, Field(min_length=1, max_length=64, pattern=NO_NUL)]
 MetadataValue = Annotated[str, Field(max_length=512, pattern=NO_NUL)]
 Metadata = Annotated[
     dict[MetadataKey, MetadataValue],
-    Field(max_length=16, description="At most 16 pairs: keys of up to 64 characters, values of up to 512."),
+    Field(max_length=16, description="At most 16 pairs. Keys have at most 64 characters, values at most 512."),
 ]
 
 

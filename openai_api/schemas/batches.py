@@ -27,11 +27,11 @@ BatchStatus = Literal[
 
 
 class BatchRequest(RequestSchema):
-    input_file_id: str = Field(max_length=64, description="A file with the purpose `batch`, JSON lines.")
+    input_file_id: str = Field(max_length=64, description="A JSON lines file with the purpose `batch`.")
     endpoint: BatchEndpoint
     completion_window: str = Field(
         pattern=r"^(?:[1-9]|[1-9][0-9]|1[0-5][0-9]|16[0-8])h$",
-        description="`24h`, or another number of hours from 1 to 168. What is not done then has expired.",
+        description="`24h`, or another number of hours from 1 to 168. Requests that have not finished by then expire.",
     )
     metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None

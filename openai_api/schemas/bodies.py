@@ -1,4 +1,4 @@
-"""What /v1 answers, as types: the code builds these dicts, the OpenAPI document is made from them."""
+"""Response bodies of /v1. The code builds these dicts, and the OpenAPI document is generated from them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ class UsageBody(TypedDict):
 
 
 class SiteEffectBody(TypedDict):
-    """Of the ``tokens`` on which edits act at the site, the share that they changed, and the mean over all of them of
-    |h' - h| / |h|, null where a residual is too large for its norm to be computed.
+    """The effect of steering at one site.
+
+    ``tokens``: tokens that edits apply to. ``changed_share``: share of them that changed. ``mean_change``: mean of
+    |h' - h| / |h| over them; null if a residual is too large for its norm to be computed.
     """
 
     site: str
@@ -38,7 +40,7 @@ class SiteEffectBody(TypedDict):
 
 
 class JointRemovalBody(TypedDict):
-    """Directions that are removed together at one site, and the dimension of what they span."""
+    """Directions that are removed together at one site, and the dimension of their span."""
 
     site: str
     directions: int
@@ -46,7 +48,7 @@ class JointRemovalBody(TypedDict):
 
 
 class InertEditBody(TypedDict):
-    """An edit (its place in the profile's list, from 0) that can never change anything."""
+    """An edit, by its index in the profile, that can never have an effect, and why."""
 
     edit: int
     reason: str
@@ -66,7 +68,7 @@ class FeatureActivationBody(TypedDict):
 
 
 class TokenActivationsBody(TypedDict):
-    """What was read at one token: ``place`` counts from the prompt's first one, ``index`` is the choice's."""
+    """Feature activations at one token. ``place``: position from the start of the prompt. ``index``: the choice."""
 
     index: int
     place: int
@@ -77,15 +79,15 @@ class TokenActivationsBody(TypedDict):
 
 
 class ActivationsBody(TypedDict):
-    """``millm`` where nothing steered, and in a stream before the end."""
+    """The field ``millm`` of unsteered requests, and of streams before their last chunk."""
 
     activations: list[TokenActivationsBody]
 
 
 class MillmBody(TypedDict):
-    """What steered, and the proof: layer applications expected and made.
+    """The steering that was applied, with the number of layer applications expected and made.
 
-    ``profile`` is name@version, `inline` for the request's own edits, null where only the server's ``policies`` acted.
+    ``profile``: name@version, `inline` for inline edits, or null if only the server's ``policies`` applied.
     """
 
     profile: str | None
@@ -117,7 +119,7 @@ class PromptLogprobBody(TypedDict):
     decoded_token: str
 
 
-PromptLogprobsBody = list[dict[str, PromptLogprobBody] | None]  # by token id; an extension of vLLM's
+PromptLogprobsBody = list[dict[str, PromptLogprobBody] | None]  # by token id; an extension of vLLM
 
 
 class FunctionCallBody(TypedDict):
@@ -132,7 +134,7 @@ class ToolCallBody(TypedDict):
 
 
 class MessageBody(TypedDict):
-    """The reasoning has two names because clients look for one or the other."""
+    """The reasoning has two names, because clients differ in the one they read."""
 
     role: Literal["assistant"]
     content: str | None
@@ -167,7 +169,7 @@ class FunctionDeltaBody(TypedDict, total=False):
 
 
 class ToolCallDeltaBody(TypedDict):
-    """Id, type and name come with a call's first delta and never again."""
+    """Id, type and name are only in the first delta of a tool call."""
 
     index: int
     id: NotRequired[str]

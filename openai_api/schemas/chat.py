@@ -62,7 +62,7 @@ class ChatDeletedBody(TypedDict):
 
 
 class StoredMessageBody(TypedDict):
-    """A message as it was sent, with an id."""
+    """A message of the request, with an id."""
 
     id: str
     role: str
@@ -82,7 +82,7 @@ MAX_TOP_LOGPROBS = 20
 
 
 class TemplateKwargs(BaseModel):
-    """The chat template's switches that a request may set."""
+    """Variables of the chat template that a request can set."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -96,13 +96,17 @@ Verbosity = Literal["low", "medium", "high"]
 
 
 def _read_budget(value: Any) -> Any:
-    """true: no limit; false: no reasoning."""
+    """Convert true to no limit, and false to no reasoning."""
     return (-1 if value else 0) if isinstance(value, bool) else value
 
 
 ReasoningBudget = Annotated[
     int | None,
-    Field(ge=-1, le=MAX_TOKENS, description="Tokens of reasoning at most; -1 or true: no limit, 0 or false: none."),
+    Field(
+        ge=-1,
+        le=MAX_TOKENS,
+        description="Maximum number of reasoning tokens. -1 or true: no limit. 0 or false: no reasoning.",
+    ),
     BeforeValidator(_read_budget),
     WithJsonSchema(
         {"anyOf": [{"type": "integer", "minimum": -1, "maximum": MAX_TOKENS}, {"type": "boolean"}, {"type": "null"}]}
@@ -120,16 +124,18 @@ class ChatRequest(SamplingSchema):
 
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = Field(None, description="false: at most one call.")
+    parallel_tool_calls: bool | None = Field(None, description="false: at most one tool call.")
     reasoning_effort: Effort | None = Field(
-        None, description="As far as the model's chat template knows it; none turns reasoning off."
+        None, description="Applied if the model's chat template supports it. none turns reasoning off."
     )
     reasoning_budget: ReasoningBudget = None
-    add_generation_prompt: bool | None = Field(None, description="false: no beginning of an assistant's turn.")
-    continue_final_message: bool | None = Field(None, description="Go on with the last message, the assistant's.")
+    add_generation_prompt: bool | None = Field(None, description="false: do not start an assistant message.")
+    continue_final_message: bool | None = Field(
+        None, description="Continue the last message, which must be from the assistant."
+    )
 
-    store: bool | None = Field(None, description="Keep the completion, to be read under /v1/chat/completions/{id}.")
-    metadata: Metadata | None = Field(None, description="Kept with a stored completion.")
+    store: bool | None = Field(None, description="Store the completion for GET /v1/chat/completions/{id}.")
+    metadata: Metadata | None = Field(None, description="Stored with the completion.")
 
     prediction: Annotated[dict[str, Any] | None, IGNORED] = None
     verbosity: Annotated[Verbosity | None, IGNORED] = None
@@ -148,8 +154,8 @@ class ChatRequest(SamplingSchema):
     }
 
     REMEDIES: ClassVar[Mapping[str, str]] = {
-        "function_call": "Send “tool_choice” instead.",
-        "functions": "Send “tools” instead.",
+        "function_call": "Use `tool_choice` instead.",
+        "functions": "Use `tools` instead.",
     }
 
     def check_together(self) -> None:
@@ -158,12 +164,12 @@ class ChatRequest(SamplingSchema):
         if self.continue_final_message:
             self._check_continues()
         if self.top_logprobs and not self.logprobs:
-            raise invalid("“top_logprobs” needs “logprobs”: true.", param="top_logprobs")
+            raise invalid("`top_logprobs` requires `logprobs` to be true.", param="top_logprobs")
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
             raise invalid(
-                f"“max_tokens” is {self.max_tokens} and “max_completion_tokens” is {self.max_completion_tokens}. "
-                "Send one of them.",
+                f"`max_tokens` ({self.max_tokens}) and `max_completion_tokens` ({self.max_completion_tokens}) differ. "
+                "Send only one of them.",
                 param="max_completion_tokens",
             )
 
@@ -186,10 +192,12 @@ class ChatRequest(SamplingSchema):
     def _check_continues(self) -> None:
         last = self.messages[-1]
         if not isinstance(last, AssistantMessage) or not text_of(last.content).strip() or last.tool_calls:
-            message = "“continue_final_message” needs a last message of the assistant's, with text and without calls."
+            message = (
+                "`continue_final_message` requires a last message from the assistant, with text and no tool calls."
+            )
             raise invalid(message, param="continue_final_message")
         if self.add_generation_prompt:
-            message = "“add_generation_prompt” begins a new message, “continue_final_message” goes on with the last."
+            message = "`add_generation_prompt` and `continue_final_message` cannot both be true."
             raise invalid(message, param="add_generation_prompt")
 
     @classmethod

@@ -32,27 +32,29 @@ class CompletionRequest(SamplingSchema):
         "tools": ([],),
     }
     REMEDIES: ClassVar[Mapping[str, str]] = {
-        "max_completion_tokens": "Send `max_tokens` instead.",
-        "messages": "Send them to /v1/chat/completions.",
-        "reasoning_budget": "Send it to /v1/chat/completions.",
-        "tools": "Send them to /v1/chat/completions.",
+        "max_completion_tokens": "Use `max_tokens` instead.",
+        "messages": "Use /v1/chat/completions.",
+        "reasoning_budget": "Use /v1/chat/completions.",
+        "tools": "Use /v1/chat/completions.",
     }
 
     def check_together(self) -> None:
         super().check_together()
         if self.max_tokens == 0 and not self.echo:
-            raise invalid("“max_tokens” may be 0 only with “echo”: true.", param="max_tokens")
+            raise invalid("`max_tokens` can only be 0 if `echo` is true.", param="max_tokens")
         if len(self.prompt) * self.num_candidates > MAX_PROMPTS:
             raise invalid(
-                f"{len(self.prompt)} prompts with {self.num_candidates} completions each are more than {MAX_PROMPTS}.",
+                f"A request can have at most {MAX_PROMPTS} completions, got {len(self.prompt) * self.num_candidates}.",
                 param="prompt",
             )
         if self.best_of is not None and self.best_of < self.num_choices:
-            raise invalid(f"“best_of” is {self.best_of}, less than “n”, which is {self.num_choices}.", param="best_of")
+            raise invalid(f"`best_of` must be at least `n` ({self.num_choices}), got {self.best_of}.", param="best_of")
         if self.stream and self.num_candidates > self.num_choices:
-            raise invalid("“best_of” cannot be streamed: the best is known at the end only.", param="best_of")
+            raise invalid("`best_of` cannot be combined with `stream`.", param="best_of")
         if self.return_activations is not None and self.num_candidates > self.num_choices:
-            raise invalid("“return_activations” goes with “n”, not with “best_of”.", param="return_activations")
+            raise invalid(
+                "`return_activations` cannot be combined with `best_of`. Use `n`.", param="return_activations"
+            )
 
     @property
     def num_choices(self) -> int:

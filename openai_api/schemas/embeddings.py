@@ -15,13 +15,13 @@ class EmbeddingsRequest(UnsteeredSchema):
     model: str
     input: Prompts
     encoding_format: Literal["float", "base64"] | None = Field(
-        None, description="base64: float32 numbers, little endian."
+        None, description="base64: little-endian float32 values."
     )
-    dimensions: int | None = Field(None, ge=1, description="Keeps the first ones and makes the vector's length 1.")
+    dimensions: int | None = Field(None, ge=1, description="Truncate the vectors to this length and normalise them.")
 
     def check_together(self) -> None:
         """Refuse empty texts, even if the tokenizer adds tokens of its own."""
         super().check_together()
         if "" in self.input:
-            message = f"`input` has an empty string at place {self.input.index('')}. Send some text."
+            message = f"`input[{self.input.index('')}]` must not be empty."
             raise invalid(message, param="input", code="invalid_prompt")

@@ -23,16 +23,16 @@ class FeatureSearchRequest(RequestSchema):
         min_length=1,
         max_length=500,
         pattern=r"^[^\x00]*$",
-        description="Words or their beginnings, “a phrase”, or, -not; or a feature's number.",
+        description='Words or prefixes of words, "a phrase", or, -exclude; or the index of a feature.',
     )
-    model: str | None = Field(None, description="Features of this model's SAEs alone.")
-    sae: str | None = Field(None, max_length=200, description="Features of this SAE alone.")
-    limit: int | None = Field(None, ge=1, le=100, description="20 by default.")
-    offset: int | None = Field(None, ge=0, le=10_000, description="How many of the best to leave out.")
+    model: str | None = Field(None, description="Search only SAEs of this model.")
+    sae: str | None = Field(None, max_length=200, description="Search only this SAE.")
+    limit: int | None = Field(None, ge=1, le=100, description="Default: 20.")
+    offset: int | None = Field(None, ge=0, le=10_000, description="Number of results to skip.")
     embedding_model: str | None = Field(
-        None, max_length=200, description="Finds by meaning too, with labels that this registered model has embedded."
+        None, max_length=200, description="Also search by meaning, with the labels embedded by this registered model."
     )
-    user: str | None = Field(None, max_length=512, description="Kept in the request log.")
+    user: str | None = Field(None, max_length=512, description="Stored in the request log.")
 
 
 class FeatureBody(TypedDict):
@@ -61,7 +61,7 @@ class FeatureExampleBody(TypedDict):
 
 
 class HistogramBody(TypedDict):
-    """``counts[i]`` activations lie above ``i * width`` and at most ``width`` higher."""
+    """``counts[i]`` is the number of activations in the interval (``i * width``, ``(i + 1) * width``]."""
 
     width: float
     counts: list[int]
@@ -74,14 +74,14 @@ class LensTokenBody(TypedDict):
 
 
 class LogitLensBody(TypedDict):
-    """The tokens whose logits the feature's direction raises and lowers most."""
+    """The tokens whose logits the feature's direction raises and lowers the most."""
 
     promoted: list[LensTokenBody]
     suppressed: list[LensTokenBody]
 
 
 class FeatureDetailBody(FeatureBody):
-    """``logit_lens`` is null where it was not asked for, and where ``logit_lens_error`` says why there is none."""
+    """``logit_lens`` is null if it was not requested or not possible; see ``logit_lens_error``."""
 
     layer: int
     site: str
@@ -99,35 +99,35 @@ MAX_COMPLETION = 4096
 
 
 class FeatureActivationsRequest(SteeredSchema, CaptureFields):
-    input: Prompts | None = Field(None, description="Texts or token ids; or leave it out and send messages.")
+    input: Prompts | None = Field(None, description="Texts or token ids. Alternative: `messages`.")
     messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
     max_tokens: int | None = Field(
-        None, ge=0, le=MAX_COMPLETION, description="How far the model goes on by itself, greedily; 0 by default."
+        None, ge=0, le=MAX_COMPLETION, description="Number of tokens to generate greedily after the input. Default: 0."
     )
 
     REFUSED: ClassVar[Mapping[str, Harmless]] = {"prompt": (), "stream": (False,)}
     REMEDIES: ClassVar[Mapping[str, str]] = {
-        "prompt": "Send it as “input”.",
-        "stream": "Use “return_activations” of /v1/chat/completions.",
+        "prompt": "Use `input` instead.",
+        "stream": "Use `return_activations` of /v1/chat/completions.",
     }
 
     def check_together(self) -> None:
         super().check_together()
         if (self.input is None) == (self.messages is None):
-            raise invalid("Send either “input” or “messages”.", param="input")
+            raise invalid("Send either `input` or `messages`.", param="input")
         if self.input is not None and len(self.input) > MAX_INPUTS:
-            raise invalid(f"“input” has {len(self.input)} texts, {MAX_INPUTS} at most.", param="input")
+            raise invalid(f"`input` must have at most {MAX_INPUTS} texts, got {len(self.input)}.", param="input")
         if self.phase == "completion" and not self.max_tokens:
-            raise invalid("To read a completion, “max_tokens” must be at least 1.", param="max_tokens")
+            raise invalid("`max_tokens` must be at least 1 if `phase` is `completion`.", param="max_tokens")
 
     def chat(self) -> ChatRequest:
         """Return the messages as those of a chat request."""
-        assert self.messages is not None, "the caller looked"
+        assert self.messages is not None, "the caller checks that there are messages"
         return ChatRequest(model=self.model, messages=self.messages)
 
 
 class LabelledActivationBody(FeatureActivationBody):
-    """``label`` is null where none is known."""
+    """``label`` is null if the feature has none."""
 
     label: str | None
 
@@ -141,7 +141,7 @@ class TokenFeaturesBody(TypedDict):
 
 
 class InputActivationsBody(TypedDict):
-    """``completion`` is what the model wrote where it was to go on."""
+    """``completion``: the text generated after the input, if any."""
 
     index: int
     tokens: list[TokenFeaturesBody]
@@ -170,14 +170,14 @@ class FeatureContrastRequest(RequestSchema):
     model: str
     positive: Prompts
     negative: Prompts
-    sae: str | None = Field(None, min_length=1, max_length=200, description="Needed where the model has several SAEs.")
-    top_k: int | None = Field(None, ge=1, le=MAX_CANDIDATES, description=f"{DEFAULT_TOP_K} by default.")
-    rerank: bool | None = Field(None, description="By the features' effect on the output; true by default.")
+    sae: str | None = Field(None, min_length=1, max_length=200, description="Required if the model has several SAEs.")
+    top_k: int | None = Field(None, ge=1, le=MAX_CANDIDATES, description=f"Default: {DEFAULT_TOP_K}.")
+    rerank: bool | None = Field(None, description="Rerank features by their effect on the output. Default: true.")
     candidates: int | None = Field(
-        None, ge=1, le=MAX_CANDIDATES, description="How many of those that separate best are tried for their effect."
+        None, ge=1, le=MAX_CANDIDATES, description="Number of best-separating features whose effect is measured."
     )
-    special_tokens: bool | None = Field(None, description="Special tokens too; they are left out by default.")
-    user: str | None = Field(None, max_length=512, description="Kept in the request log.")
+    special_tokens: bool | None = Field(None, description="Include special tokens. Default: false.")
+    user: str | None = Field(None, max_length=512, description="Stored in the request log.")
 
     REFUSED: ClassVar[Mapping[str, Harmless]] = {
         "profile": (),
@@ -189,11 +189,14 @@ class FeatureContrastRequest(RequestSchema):
     def check_together(self) -> None:
         for name, texts in (("positive", self.positive), ("negative", self.negative)):
             if len(texts) > MAX_TEXTS:
-                raise invalid(f"“{name}” has {len(texts)} texts, {MAX_TEXTS} at most.", param=name)
+                raise invalid(f"`{name}` must have at most {MAX_TEXTS} texts, got {len(texts)}.", param=name)
         if self.rerank is False and self.candidates is not None:
-            raise invalid("“candidates” needs “rerank”.", param="candidates")
+            raise invalid("`candidates` requires `rerank`.", param="candidates")
         if self.candidates is not None and self.candidates < self.num_features:
-            raise invalid(f"“candidates” is {self.candidates}, less than “top_k”.", param="candidates")
+            raise invalid(
+                f"`candidates` must be at least `top_k` ({self.num_features}), got {self.candidates}.",
+                param="candidates",
+            )
 
     @property
     def num_features(self) -> int:
@@ -207,10 +210,11 @@ class FeatureContrastRequest(RequestSchema):
 
 
 class ContrastedFeatureBody(TypedDict):
-    """Means of the texts' mean activations; ``separation`` is the chance that a positive text has more of it.
+    """A feature with its mean activation on both sides.
 
-    ``effect``: how much log-probability the tokens of the side that has more of it lose, in nats per token, when the
-    feature is silenced; null without `rerank`.
+    ``separation``: probability that a positive text has a higher activation than a negative one. ``effect``: mean loss
+    of log-probability, in nats per token, of the side with the higher activation when the feature is ablated; null
+    without `rerank`.
     """
 
     index: int

@@ -21,7 +21,7 @@ class ExpiresAfter(Part):
 
 
 class UploadRequest(RequestSchema):
-    bytes: int = Field(ge=1, description="The file's size; at most MILLM_MAX_FILE_BYTES.")
+    bytes: int = Field(ge=1, description="Size of the file, at most MILLM_MAX_FILE_BYTES.")
     filename: str = Field(min_length=1, max_length=4_096, pattern=NO_NUL)
     mime_type: str = Field(min_length=1, max_length=255, pattern=NO_NUL)
     purpose: str
@@ -29,8 +29,8 @@ class UploadRequest(RequestSchema):
 
 
 class UploadCompletion(RequestSchema):
-    part_ids: list[str] = Field(min_length=1, max_length=10_000, description="In the order of their bytes.")
-    md5: str | None = Field(None, max_length=64, description="Of the whole file, in hexadecimal.")
+    part_ids: list[str] = Field(min_length=1, max_length=10_000, description="In the order of the file.")
+    md5: str | None = Field(None, max_length=64, description="MD5 of the whole file, in hexadecimal.")
 
 
 class FileQuery(ListQuery):

@@ -1,4 +1,4 @@
-"""How the next token is drawn and what steers the model: fields of every endpoint that generates text."""
+"""Sampling and steering fields, shared by all endpoints that generate text."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from openai_api.schemas.structured import StructuredSchema
 class SteeredSchema(RequestSchema):
     model: str
     profile: str | None = Field(
-        None, min_length=1, max_length=200, description="A steering profile: name, name@version, or null for none."
+        None, min_length=1, max_length=200, description="Steering profile: name, name@version, or null for none."
     )
     steering: dict[str, Any] | None = Field(
-        None, description="Edits of the request's own, {“features”: [{“sae”, “index”, ...}]}, in place of a profile."
+        None, description="Inline edits in place of a profile: {`features`: [{`sae`, `index`, ...}]}."
     )
     steering_intensity: float | None = Field(
-        None, ge=0, le=MAX_INTENSITY, description="How much of the steering: 1 as it is, 0 nothing."
+        None, ge=0, le=MAX_INTENSITY, description="Factor for all strengths: 1 is unchanged, 0 turns steering off."
     )
-    user: str | None = Field(None, max_length=512, description="Kept in the request log.")
+    user: str | None = Field(None, max_length=512, description="Stored in the request log.")
 
     @property
     def names_profile(self) -> bool:
-        """Whether the body says something about the profile; null counts, it says none."""
+        """Whether the body contains ``profile``, including null."""
         return "profile" in self.model_fields_set
 
 
@@ -53,17 +53,17 @@ def _as_list(value: Any) -> Any:
 
 
 class DrawingSchema(SteeredSchema):
-    """Sampling and steering, under the names that all endpoints share."""
+    """Sampling and steering fields whose names all endpoints share."""
 
     stream: bool | None = None
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1, le=2**31 - 1, description="-1 and 0 turn it off.")
+    top_k: int | None = Field(None, ge=-1, le=2**31 - 1, description="-1 or 0: off.")
     min_p: float | None = Field(None, ge=0, le=1)
-    typical_p: float | None = Field(None, gt=0, le=1, description="1 turns it off.")
+    typical_p: float | None = Field(None, gt=0, le=1, description="1: off.")
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(None, ge=0.01, le=10, description="1 turns it off.")
+    repetition_penalty: float | None = Field(None, ge=0.01, le=10, description="1: off.")
     logit_bias: (
         dict[
             Annotated[str, Field(pattern=r"^[0-9]{1,9}$", max_length=9)],
@@ -84,12 +84,12 @@ class DrawingSchema(SteeredSchema):
         None,
         min_length=1,
         max_length=MAX_CACHE_SALT,
-        description="Share cached beginnings of prompts only with requests that have the same salt.",
+        description="Share cached prompt prefixes only with requests that have the same salt.",
     )
 
 
 class UnsteeredSchema(RequestSchema):
-    user: str | None = Field(None, max_length=512, description="Kept in the request log.")
+    user: str | None = Field(None, max_length=512, description="Stored in the request log.")
 
     REFUSED: ClassVar[Mapping[str, Harmless]] = {
         "profile": (),
@@ -98,8 +98,8 @@ class UnsteeredSchema(RequestSchema):
         "truncate_prompt_tokens": (),
     }
     REMEDIES: ClassVar[Mapping[str, str]] = {
-        "profile": "This endpoint's models are not steered: leave it out.",
-        "truncate_prompt_tokens": "Send texts that fit, or split them.",
+        "profile": "This endpoint does not support steering.",
+        "truncate_prompt_tokens": "Shorten or split the texts.",
     }
 
 
@@ -113,13 +113,14 @@ class StreamOptions(Part):
 
 
 class SamplingSchema(DrawingSchema, StructuredSchema):
-    """What chat and text completions have in common besides."""
+    """Fields of chat and text completions."""
 
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_PROMPT_LOGPROBS)
     return_activations: ActivationsOptionsOrFlag = Field(
-        None, description="Features of an SAE at the tokens, under `millm.activations`; true: the strongest ten."
+        None,
+        description="Return feature activations of an SAE in `millm.activations`. true: the strongest ten per token.",
     )
 
     store: Annotated[bool | None, IGNORED] = None
@@ -142,9 +143,9 @@ class SamplingSchema(DrawingSchema, StructuredSchema):
     def check_together(self) -> None:
         super().check_together()
         if self.include_usage and not self.stream:
-            raise invalid("“stream_options.include_usage” needs “stream”: true.", param="stream_options")
+            raise invalid("`stream_options.include_usage` requires `stream` to be true.", param="stream_options")
         if self.prompt_logprobs is not None and self.stream:
-            raise invalid("“prompt_logprobs” cannot be streamed.", param="prompt_logprobs")
+            raise invalid("`prompt_logprobs` cannot be combined with `stream`.", param="prompt_logprobs")
 
     @property
     def include_usage(self) -> bool:

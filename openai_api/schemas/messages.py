@@ -21,7 +21,7 @@ class TextPart(Part):
 
 
 class RefusalPart(Part):
-    """What an assistant said when it refused; part of the text like any other."""
+    """A refusal of the assistant, treated as text."""
 
     type: Literal["refusal"]
     refusal: str
@@ -35,7 +35,7 @@ def _only_text(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, dict) else "text"
     if isinstance(kind, str) and kind not in {"text", "refusal"}:
         raise PydanticCustomError(
-            "unsupported_parameter", "content parts of type “{kind}” are not supported, only text", {"kind": kind[:50]}
+            "unsupported_parameter", "has the unsupported type `{kind}`. Supported: text", {"kind": kind[:50]}
         )
     return value
 
@@ -91,13 +91,15 @@ class AssistantMessage(Part):
     refusal: str | None = None
     name: Name | None = None
     tool_calls: list[ToolCall] | None = Field(None, max_length=MAX_TOOL_CALLS)
-    reasoning_content: str | None = Field(None, description="What it thought before, as far as the template shows it.")
-    reasoning: str | None = Field(None, description="Another name for reasoning_content.")
+    reasoning_content: str | None = Field(
+        None, description="Reasoning of an earlier answer. Used if the chat template includes it."
+    )
+    reasoning: str | None = Field(None, description="Alias of reasoning_content.")
 
     @model_validator(mode="after")
     def _says_something(self) -> AssistantMessage:
         if self.content is None and not self.refusal and not self.tool_calls:
-            raise PydanticCustomError("missing_content", "content may be null only beside tool_calls or refusal")
+            raise PydanticCustomError("missing_content", "must have `content`, `tool_calls` or `refusal`")
         return self
 
 
@@ -137,7 +139,7 @@ Message = Annotated[
     Discriminator(
         _role,
         custom_error_type="invalid_role",
-        custom_error_message=f"each message needs a role out of {', '.join(_TAGS)}",
+        custom_error_message=f"must have a `role`: one of {', '.join(_TAGS)}",
     ),
 ]
 

@@ -19,19 +19,19 @@ def _inputs(value: Any) -> Any:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value or len(value) > MAX_INPUTS:
-        raise PydanticCustomError("invalid_prompt", f"it must be a string, or 1 to {MAX_INPUTS} strings or text parts")
+        raise PydanticCustomError("invalid_prompt", f"must be a string, or 1 to {MAX_INPUTS} strings or text parts")
     return ["\n".join(map(_text_of_part, value))] if all(isinstance(item, dict) for item in value) else value
 
 
 def _text_of_part(part: dict[str, Any]) -> str:
     if part.get("type") != "text" or not isinstance(part.get("text"), str):
-        raise PydanticCustomError("unsupported_parameter", "only parts of type “text” are supported")
+        raise PydanticCustomError("unsupported_parameter", "has a part with an unsupported type. Supported: text")
     text: str = part["text"]
     return text
 
 
 class ModerationsRequest(UnsteeredSchema):
-    model: str | None = Field(None, description="A registered classifier; absent: the only one.")
+    model: str | None = Field(None, description="A registered classifier. Default: the only one.")
     input: Annotated[
         list[str],
         BeforeValidator(_inputs),
@@ -40,7 +40,7 @@ class ModerationsRequest(UnsteeredSchema):
 
 
 class ModerationBody(TypedDict):
-    """``categories`` are the labels of the model, by which it is flagged those that are not harmless."""
+    """``categories`` are the labels of the model. The input is flagged if a label that is not harmless applies."""
 
     flagged: bool
     categories: dict[str, bool]

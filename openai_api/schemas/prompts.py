@@ -30,17 +30,19 @@ def _prompts(value: Any) -> list[Prompt]:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
-        raise _problem("it must be a string, strings, token ids or lists of token ids")
+        raise _problem("must be a string, a list of strings, a list of token ids, or a list of lists of token ids")
     prompts: list[Any] = [int(item) if type(item) is float and item.is_integer() else item for item in value]
     if _are_ids(prompts):
         return [prompts]
     if len(prompts) > MAX_PROMPTS:
-        raise _problem(f"a request takes at most {MAX_PROMPTS} of them")
+        raise _problem(f"must have at most {MAX_PROMPTS} items, got {len(prompts)}")
     if all(isinstance(item, str) for item in prompts) or all(
         isinstance(item, list) and _are_ids(item) for item in prompts
     ):
         return prompts
-    raise _problem("it must be a string, strings, token ids or lists of token ids, not a mixture")
+    raise _problem(
+        "must be a string, a list of strings, a list of token ids, or a list of lists of token ids, not a mixture"
+    )
 
 
 def _are_ids(items: list[Any]) -> bool:

@@ -19,10 +19,10 @@ _TEXT_OBJECT: dict[str, Any] = {"type": "object", "properties": {"text": {"type"
 
 
 def _document(value: Any) -> Any:
-    """Jina and Cohere take documents as texts and as objects with a ``text``."""
+    """Return the text of a document, which Jina and Cohere allow to be a text or an object with ``text``."""
     text = value.get("text") if isinstance(value, dict) else value
     if not isinstance(text, str):
-        raise PydanticCustomError("invalid_prompt", "a document must be a string, or an object with a “text”")
+        raise PydanticCustomError("invalid_prompt", "must be a string or an object with `text`")
     return text
 
 
@@ -43,8 +43,8 @@ class RerankRequest(UnsteeredSchema):
     model: str
     query: str
     documents: list[Document] = Field(min_length=1, max_length=MAX_DOCUMENTS)
-    top_n: int | None = Field(None, ge=1, description="How many of the best to answer with; all by default.")
-    return_documents: bool | None = Field(None, description="Whether results have their document; true by default.")
+    top_n: int | None = Field(None, ge=1, description="Number of best documents to return. Default: all.")
+    return_documents: bool | None = Field(None, description="Include the documents in the results. Default: true.")
 
     TEXTS: ClassVar[tuple[str, ...]] = ("query", "documents")
     REFUSED: ClassVar[Mapping[str, Harmless]] = {
@@ -56,7 +56,7 @@ class RerankRequest(UnsteeredSchema):
 
 
 class ScoreRequest(UnsteeredSchema):
-    """One text beside one or many, or as many beside as many."""
+    """One text compared with one or many, or two lists of the same length compared in pairs."""
 
     model: str
     text_1: Texts
@@ -68,8 +68,7 @@ class ScoreRequest(UnsteeredSchema):
         super().check_together()
         if len(self.text_1) not in {1, len(self.text_2)}:
             raise invalid(
-                f"“text_1” has {len(self.text_1)} texts and “text_2” has {len(self.text_2)}. Send one for all, or as "
-                "many as in “text_2”.",
+                f"`text_1` must have one text or as many as `text_2` ({len(self.text_2)}), got {len(self.text_1)}.",
                 param="text_1",
             )
 
@@ -90,7 +89,7 @@ class RerankResultBody(TypedDict):
 
 
 class RerankBody(TypedDict):
-    """The best first; ``index`` is the document's place in the request."""
+    """Results, best first. ``index`` is the document's index in the request."""
 
     id: str
     model: str

@@ -32,7 +32,7 @@ def _read_schema(value: Any) -> Any:
     try:
         return json.loads(value)
     except (ValueError, RecursionError):
-        raise PydanticCustomError("invalid_schema", "the schema must be an object, or an object as JSON") from None
+        raise PydanticCustomError("invalid_schema", "must be a JSON schema, as an object or as JSON text") from None
 
 
 AnySchema = Annotated[
@@ -55,7 +55,7 @@ class TextFormat(Part):
 
 
 class JsonObjectFormat(Part):
-    """Any JSON object; with ``schema`` (llama.cpp's form) one that it admits."""
+    """Any JSON object. With ``schema`` (as in llama.cpp), an object that matches it."""
 
     type: Literal["json_object"]
     schema_: AnySchema | None = Field(None, alias="schema")
@@ -65,7 +65,7 @@ class JsonSchema(Part):
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
     description: str | None = Field(None, max_length=4_096)
     schema_: Schema = Field(alias="schema")
-    strict: bool | None = Field(None, description="Without effect: the schema is always enforced.")
+    strict: bool | None = Field(None, description="No effect: the schema is always enforced.")
 
 
 class JsonSchemaFormat(Part):
@@ -85,13 +85,13 @@ ResponseFormat = Annotated[
     Discriminator(
         format_kind,
         custom_error_type="invalid_format",
-        custom_error_message="a format needs a type out of text, json_object, json_schema",
+        custom_error_message="must have a `type`: one of text, json_object, json_schema",
     ),
 ]
 
 
 class StructuredOutputs(Part):
-    """vLLM's object; exactly one of the fields."""
+    """vLLM's ``structured_outputs``. Exactly one field must be set."""
 
     json_: AnySchema | None = Field(None, alias="json")
     json_object: bool | None = None
@@ -102,7 +102,7 @@ class StructuredOutputs(Part):
 
 
 class GrammarExtensions(RequestSchema):
-    """Other servers' fields; at most one of them may ask for something."""
+    """Structured output fields of other servers; a request may use one of them."""
 
     structured_outputs: StructuredOutputs | None = None
     guided_json: AnySchema | None = None
@@ -116,8 +116,8 @@ class GrammarExtensions(RequestSchema):
         super().check_together()
         specs = self._grammar_specs()
         if len(specs) > 1:
-            named = ", ".join(f"“{spec.param}”" for spec in specs)
-            raise invalid(f"The output cannot follow {named} at once. Send one of them.", param=specs[1].param)
+            named = ", ".join(f"`{spec.param}`" for spec in specs)
+            raise invalid(f"Send only one of {named}.", param=specs[1].param)
 
     @property
     def grammar_spec(self) -> GrammarSpec | None:
@@ -137,7 +137,7 @@ class GrammarExtensions(RequestSchema):
 
 
 class StructuredSchema(GrammarExtensions):
-    """Those, and OpenAI's own."""
+    """All structured output fields, including OpenAI's ``response_format``."""
 
     response_format: ResponseFormat | None = None
 

@@ -19,20 +19,20 @@ CHAT_ONLY = ("add_generation_prompt", "continue_final_message", "tools", "chat_t
 
 
 class TokenizeRequest(RequestSchema):
-    """A text, or a chat as the model's template renders it."""
+    """A text, or a chat to render with the model's template."""
 
-    model: str | None = Field(None, description="Absent: the default model, or the only one.")
+    model: str | None = Field(None, description="Default: the default model, or the only one.")
     prompt: str | None = None
     messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
     add_special_tokens: bool | None = Field(
-        None, description="Whether a prompt gets the tokens that the model begins or ends texts with; true by default."
+        None, description="Add the tokenizer's special tokens, such as BOS, to a prompt. Default: true."
     )
-    add_generation_prompt: bool | None = Field(None, description="Whether a chat ends with the answer's beginning.")
-    continue_final_message: bool | None = Field(None, description="Leave the last message, the assistant's, open.")
+    add_generation_prompt: bool | None = Field(None, description="End a chat with the start of an assistant message.")
+    continue_final_message: bool | None = Field(None, description="Leave the last message, from the assistant, open.")
     tools: Tools | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     return_token_strs: bool | None = None
-    user: str | None = Field(None, max_length=512, description="Kept in the request log.")
+    user: str | None = Field(None, max_length=512, description="Stored in the request log.")
 
     REFUSED: ClassVar[Mapping[str, Harmless]] = {
         "chat_template": (),
@@ -42,29 +42,29 @@ class TokenizeRequest(RequestSchema):
     def check_together(self) -> None:
         super().check_together()
         if (self.prompt is None) == (self.messages is None):
-            raise invalid("Send either “prompt” or “messages”.", param="prompt", code="invalid_prompt")
+            raise invalid("Send either `prompt` or `messages`.", param="prompt", code="invalid_prompt")
         if self.messages is not None:
             self.chat.check_together()
         if self.messages is not None and self.add_special_tokens:
             raise invalid(
-                "A chat has the special tokens that its template writes: leave “add_special_tokens” out.",
+                "`add_special_tokens` cannot be combined with `messages`: the chat template adds special tokens.",
                 param="add_special_tokens",
             )
         alone = [name for name in CHAT_ONLY if getattr(self, name) is not None]
         if self.prompt is not None and alone:
-            raise invalid(f"“{alone[0]}” goes with “messages”, not with “prompt”.", param=alone[0])
+            raise invalid(f"`{alone[0]}` requires `messages`, not `prompt`.", param=alone[0])
 
     @property
     def chat(self) -> ChatRequest:
-        """The same chat as its completion would be asked for."""
+        """The messages as a chat completion request."""
         fields = {name: getattr(self, name) for name in ("messages", *CHAT_ONLY)}
         return ChatRequest.model_validate({"model": self.model or "", **fields})
 
 
 class DetokenizeRequest(RequestSchema):
-    model: str | None = Field(None, description="Absent: the default model, or the only one.")
+    model: str | None = Field(None, description="Default: the default model, or the only one.")
     tokens: list[Annotated[int, Field(ge=0)]] = Field(max_length=MAX_TOKEN_IDS)
-    user: str | None = Field(None, max_length=512, description="Kept in the request log.")
+    user: str | None = Field(None, max_length=512, description="Stored in the request log.")
 
     TEXTS: ClassVar[tuple[str, ...]] = ("tokens",)
 
@@ -81,9 +81,9 @@ class DetokenizeBody(TypedDict):
 
 
 class TokenizerInfoBody(TypedDict):
-    """The names that tokenizer_config.json has for these; a special token that the model lacks is left out.
+    """Facts about a tokenizer, named as in tokenizer_config.json. Special tokens that it lacks are omitted.
 
-    ``chat_template`` is null for a model without; ``tool_template`` is there where one is for chats with tools.
+    ``chat_template`` is null if the model has none. ``tool_template`` is a separate template for chats with tools.
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""Tools on offer and which of them the model may or must call, as chat completions name them."""
+"""Tools of chat completions, and which of them the model may or must call."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ Mode = Literal["none", "auto", "required"]
 
 
 class FunctionTool(Part):
-    """``parameters`` is a JSON schema; without one the function takes none."""
+    """``parameters`` is a JSON schema. Without it, the function has no parameters."""
 
     name: FunctionName
     description: str | None = Field(None, max_length=MAX_DESCRIPTION)
     parameters: dict[str, Any] | None = None
-    strict: bool | None = Field(None, description="Every call follows the schema exactly.")
+    strict: bool | None = Field(None, description="Every call must match the schema exactly.")
 
 
 def _only_functions(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, dict) else "function"
     if isinstance(kind, str) and kind != "function":
         raise PydanticCustomError(
-            "unsupported_parameter", "tools of type “{kind}” are not supported, only function", {"kind": kind[:50]}
+            "unsupported_parameter", "has the unsupported type `{kind}`. Supported: function", {"kind": kind[:50]}
         )
     return value
 
@@ -54,7 +54,7 @@ class FunctionReference(Part):
 
 
 class NamedChoice(Part):
-    """This function must be called. In lists of allowed tools: it may."""
+    """A function that must be called; in lists of allowed tools, one that may be called."""
 
     type: Literal["function"]
     function: FunctionReference
@@ -84,7 +84,7 @@ ToolChoice = Annotated[
     Discriminator(
         _choice_kind,
         custom_error_type="invalid_tool_choice",
-        custom_error_message="a tool choice is none, auto, required, or an object of type function or allowed_tools",
+        custom_error_message="must be none, auto, required, or an object with the type function or allowed_tools",
     ),
 ]
 
@@ -119,7 +119,7 @@ def tool_use(tools: Sequence[PlainTool] | None, choice: ToolChoice | None, *, is
     _check_names([tool.name for tool in functions])
     if not functions:
         if choice is not None and choice != "none":
-            raise invalid("“tool_choice” needs “tools”.", param="tool_choice")
+            raise invalid("`tool_choice` requires `tools`.", param="tool_choice")
         return None
     if choice == "none":
         return None
@@ -146,11 +146,11 @@ def _check_names(names: Sequence[str]) -> None:
     for place, name in enumerate(names):
         if name in names[:place]:
             param = f"tools[{place}].function.name"
-            raise invalid(f"{param}: there are two tools named “{name}”.", param=param)
+            raise invalid(f"`{param}` must be unique, got `{name}` twice.", param=param)
 
 
 def _check_strict(functions: Sequence[FunctionTool]) -> None:
-    """Calls of other tools follow their schema only as far as it can be enforced."""
+    """Check the schemas of strict tools. Calls of other tools follow their schema as far as it can be enforced."""
     for place, tool in enumerate(functions):
         if not tool.strict or tool.parameters is None:
             continue
@@ -166,4 +166,4 @@ def _check_known(name: str, functions: Sequence[FunctionTool], param: str) -> No
 
 
 def unknown_tool(name: str, param: str) -> MillmError:
-    return invalid(f"{param}: there is no tool named “{name[:64]}” in “tools”.", param=param)
+    return invalid(f"`{param}` must be the name of a tool in `tools`, got `{name[:64]}`.", param=param)

@@ -16,17 +16,18 @@ MAX_DEPTH = 10
 MAX_WHOLE = 2**53  # beyond it numbers of JSON readers differ
 
 MAX_TEXT = 512
+EMBEDDING_MODEL = "Extension of miLLM: a registered embedding model."
 
 
 def _attribute(value: Any) -> bool | float | str:
     """Return one message, where a union would have one for each of its branches."""
     if isinstance(value, str) and len(value) <= MAX_TEXT and "\0" not in value:
         return value
-    if isinstance(value, int) and abs(value) <= MAX_WHOLE:  # truths too
+    if isinstance(value, int) and abs(value) <= MAX_WHOLE:  # includes booleans
         return value
     if isinstance(value, float) and math.isfinite(value):
         return value
-    message = f"must be true, false, a number, or a text of up to {MAX_TEXT} characters without NUL"
+    message = f"must be a boolean, a number, or a string of at most {MAX_TEXT} characters without NUL"
     raise PydanticCustomError("invalid_attribute", message)
 
 
@@ -37,7 +38,10 @@ AttributeValue = Annotated[
 ]
 Attributes = Annotated[
     dict[MetadataKey, AttributeValue],
-    Field(max_length=16, description="At most 16 pairs; values are texts of up to 512 characters, numbers or truths."),
+    Field(
+        max_length=16,
+        description="At most 16 pairs. Values are strings of at most 512 characters, numbers or booleans.",
+    ),
 ]
 
 
@@ -126,11 +130,11 @@ class LastActiveExpiry(Part):
 
 
 class ChunkedSchema(RequestSchema):
-    """What has a chunking strategy."""
+    """Requests with a chunking strategy."""
 
     chunking_strategy: ChunkingStrategy | None = Field(
         None,
-        description="`auto`: 800 tokens, 400 of them shared with the piece before; fewer where the model takes less.",
+        description="`auto`: chunks of 800 tokens that overlap by 400; fewer if the model's context is shorter.",
     )
 
     def check_together(self) -> None:
@@ -144,7 +148,11 @@ class StoreRequest(ChunkedSchema):
     expires_after: LastActiveExpiry | None = None
     metadata: Metadata | None = None
     embedding_model: str | None = Field(
-        None, min_length=1, max_length=200, pattern=NO_NUL, description="Extension: a registered embedding model."
+        None,
+        min_length=1,
+        max_length=200,
+        pattern=NO_NUL,
+        description=EMBEDDING_MODEL,
     )
 
 
@@ -177,31 +185,45 @@ class FileBatchRequest(ChunkedSchema):
     def check_together(self) -> None:
         super().check_together()
         if (self.file_ids is None) == (self.files is None):
-            raise invalid("Name the files in “file_ids” or in “files”, in one of them.", param="files")
+            raise invalid("Send either `file_ids` or `files`.", param="files")
         if self.files is not None and (self.attributes is not None or self.chunking_strategy is not None):
-            raise invalid("With “files”, attributes and chunking_strategy belong to each file.", param="attributes")
+            raise invalid(
+                "`attributes` and `chunking_strategy` cannot be combined with `files`. Set them for each file.",
+                param="attributes",
+            )
         for place, file in enumerate(self.files or ()):
             check_chunking(file.chunking_strategy, f"files[{place}].chunking_strategy")
 
 
 class RankingOptions(Part):
-    ranker: Literal["none", "auto"] | None = Field(None, description="Both rank by the cosine of the vectors.")
+    ranker: Literal["none", "auto"] | None = Field(None, description="Both rank by cosine similarity.")
     score_threshold: float | None = Field(None, ge=0, le=1)
 
 
 class SearchRequest(RequestSchema):
-    query: Queries = Field(min_length=1, max_length=16, description="Each chunk counts with its best score.")
+    query: Queries = Field(
+        min_length=1, max_length=16, description="With several queries, a chunk's score is its best one."
+    )
     filters: FilterSchema | None = None
-    max_num_results: int | None = Field(None, ge=1, le=50, description="10 by default.")
+    max_num_results: int | None = Field(None, ge=1, le=50, description="Default: 10.")
     ranking_options: RankingOptions | None = None
-    embedding_model: str | None = Field(None, min_length=1, max_length=200, pattern=NO_NUL, description="Extension.")
+    embedding_model: str | None = Field(
+        None,
+        min_length=1,
+        max_length=200,
+        pattern=NO_NUL,
+        description=EMBEDDING_MODEL,
+    )
     rewrite_query: Annotated[bool | None, IGNORED] = None
 
     def check_together(self) -> None:
         if self.filters is not None:
             size, depth = size_of(self.filters)
             if size > MAX_PARTS or depth > MAX_DEPTH:
-                raise invalid(f"A filter has at most {MAX_PARTS} parts on {MAX_DEPTH} levels.", param="filters")
+                raise invalid(
+                    f"`filters` must have at most {MAX_PARTS} conditions on at most {MAX_DEPTH} levels.",
+                    param="filters",
+                )
 
     def parameters(self) -> dict[str, Any]:
         """Return the parameters for the log, without the query: that is logged as a prompt."""
@@ -215,8 +237,9 @@ class StoreFileQuery(ListQuery):
 def check_chunking(strategy: AutoStrategy | StaticStrategy | None, param: str) -> None:
     if isinstance(strategy, StaticStrategy):
         size = strategy.static
+        overlap = f"{param}.static.chunk_overlap_tokens"
         if 2 * size.chunk_overlap_tokens > size.max_chunk_size_tokens:
             raise invalid(
-                f"The overlap of {size.chunk_overlap_tokens} tokens is more than half of the chunk.",
-                param=f"{param}.static.chunk_overlap_tokens",
+                f"`{overlap}` must be at most half of `max_chunk_size_tokens`, got {size.chunk_overlap_tokens}.",
+                param=overlap,
             )

@@ -66,7 +66,7 @@ def delete_chat(*, owner_id: int | None, chat_id: str) -> None:
 
 
 def chat_not_found(chat_id: str) -> MillmError:
-    message = f"There is no stored chat completion “{quote(chat_id)}”."
+    message = f"The stored chat completion `{quote(chat_id)}` does not exist."
     return MillmError(message, status=404, code="completion_not_found", param="completion_id")
 
 

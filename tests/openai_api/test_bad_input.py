@@ -408,7 +408,7 @@ async def test_at_most_ten_problems_are_listed_each_cut(api: Api):
     messages = [{"role": "user", "content": 7, "name": "x" * 5_000}] * 200
     response = await api.chat(messages=messages)
     error = await check(api, response, 400, "invalid_type", "messages[0].content")
-    assert "And 390 more problems." in error["message"]
+    assert "390 more problems." in error["message"]
 
 
 async def test_refused_requests_are_logged_with_what_they_said(api: Api):
@@ -416,7 +416,7 @@ async def test_refused_requests_are_logged_with_what_they_said(api: Api):
     entry = api.log.only
     assert (entry.model, entry.user, entry.stream) == ("nope", "ann", True)
     assert entry.prompt == HELLO
-    assert entry.error_message.startswith("The model “nope”")
+    assert entry.error_message.startswith("The model `nope`")
 
 
 HUGE_FORMS: list[Any] = [10**300, -(10**300), [10**300], {"a": 10**300}, [{"type": "text", "text": 10**300}]]
@@ -436,3 +436,32 @@ async def test_a_huge_integer_is_a_server_error_in_no_field(api: Api, path: str)
         for value in HUGE_FORMS:
             response = await api.post(path, {**body, name: value})
             assert response.status_code < 500, (name, value, response.content)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"temperature": 3}, "`temperature` must be at most 2, got 3."),
+        ({"top_p": 0}, "`top_p` must be greater than 0, got 0."),
+        ({"temperature": "hot"}, "`temperature` must be a number, got `hot`."),
+        ({"n": 1.5}, "`n` must be an integer, got 1.5."),
+        ({"stream": "yes"}, "`stream` must be true or false, got `yes`."),
+        ({"model": 3}, "`model` must be a string, got 3."),
+        ({"messages": "hi"}, "`messages` must be an array, got `hi`."),
+        ({"messages": []}, "`messages` must not be empty."),
+        ({"messages": None}, "`messages` must be an array, got null."),
+        ({"stop": ["a"] * 20}, "`stop` must have at most 16 items, got 20."),
+        ({"user": "a" * 513}, "`user` must have at most 512 characters, got 513."),
+        ({"stop": ""}, "`stop[0]` must not be empty."),
+        ({"messages": [{"role": "user"}]}, "`messages[0].content` is required."),
+        ({"chat_template_kwargs": {"a": 1}}, "`chat_template_kwargs.a` is not supported."),
+        ({"logit_bias": {"x": 1}}, "`logit_bias.x` must match the pattern `^[0-9]{1,9}$`, got `x`."),
+        ({"mirostat": 2}, "`mirostat` is not supported. Remove it."),
+        ({"functions": [{}]}, "`functions` is not supported. Use `tools` instead."),
+        ({"profil": "gloomy"}, "Unknown parameter `profil`. Did you mean `profile`?"),
+        ({"tools": [{"type": "zzz"}]}, "`tools[0]` has the unsupported type `zzz`. Supported: function."),
+    ],
+)
+async def test_messages_name_the_field_the_rule_and_the_value(api: Api, fields: dict[str, Any], message: str):
+    response = await api.post(CHAT, raw(**fields))
+    assert response.json()["error"]["message"] == message

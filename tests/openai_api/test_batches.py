@@ -458,7 +458,7 @@ async def test_a_line_that_needs_more_than_a_day_s_quota_fails_and_the_others_go
     error = failed["response"]["body"]["error"]
     assert (failed["custom_id"], failed["response"]["status_code"]) == ("never fits", 429)
     assert error["code"] == "insufficient_quota"
-    assert "1000 tokens a day" in error["message"]
+    assert "the daily quota of this API key is 1000" in error["message"]
 
 
 async def test_lines_that_are_done_ahead_are_not_asked_again(home: Path):

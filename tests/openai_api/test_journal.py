@@ -109,7 +109,7 @@ def test_a_disk_that_refuses_costs_no_request(tmp_path: Path, caplog: pytest.Log
         journal.note(one)
     journal.settle([one])
     journal.close()
-    assert len([each for each in caplog.records if "will have no row" in each.message]) == 1
+    assert len([each for each in caplog.records if "will not be logged" in each.message]) == 1
 
 
 @pytest.mark.django_db(transaction=True)

@@ -92,7 +92,7 @@ async def test_all_wrong_keys_get_the_same_answer(required: Api, headers: dict[s
     assert response.status_code == 401
     assert response["WWW-Authenticate"] == "Bearer"
     assert response.json()["error"] == {
-        "message": "Incorrect API key provided, or none. Send a key of this server as “Authorization: Bearer <key>”.",
+        "message": "Incorrect API key provided, or none. Send a key of this server as `Authorization: Bearer <key>`.",
         "type": "invalid_request_error",
         "param": None,
         "code": "invalid_api_key",
@@ -339,7 +339,7 @@ def test_the_command_refuses_ranges_without_one(owner: Any, option: str):
 
 
 def test_the_command_names_what_is_wrong(owner: Any):
-    with pytest.raises(CommandError, match="no user “nobody”"):
+    with pytest.raises(CommandError, match="The user `nobody` does not exist"):
         call_command("create_api_key", "x", "--user", "nobody")
     with pytest.raises(CommandError, match="at most 100"):
         call_command("create_api_key", "x" * 101, "--user", "owner")

@@ -104,7 +104,7 @@ async def test_keys_do_not_share_limits(api: Api):
 
 
 def test_a_limit_of_zero_admits_nothing():
-    with pytest.raises(MillmError, match="0 requests a minute"):
+    with pytest.raises(MillmError, match="0 requests per minute"):
         Limits(Clock()).admit(KeyRecord(1, "k", "d", requests_per_minute=0))
 
 

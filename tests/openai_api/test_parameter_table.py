@@ -75,5 +75,5 @@ def test_a_page_that_differs_is_noticed_and_written(tmp_path: Path):
     assert page.read_text().startswith("before\n")
     assert page.read_text().endswith("after\n")
     page.write_text("no marks")
-    with pytest.raises(CommandError, match="marks"):
+    with pytest.raises(CommandError, match="does not contain the markers"):
         call_command("compatibility_doc", page=page)

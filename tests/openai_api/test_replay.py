@@ -193,7 +193,7 @@ def test_a_refusal_is_said_on_the_page() -> None:
 @pytest.mark.django_db
 def test_the_command_enqueues_or_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     call_command("replay_request", row().pk, no_wait=True)
-    assert "is queued" in capsys.readouterr().out
+    assert "Queued the job" in capsys.readouterr().out
     with pytest.raises(CommandError, match="no request nonsense"):
         call_command("replay_request", "nonsense")
 

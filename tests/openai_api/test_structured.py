@@ -191,7 +191,7 @@ async def test_unsupported_keywords_are_named(api: Api):
 
 async def test_two_grammars_are_named(api: Api):
     error = (await api.chat(guided_regex="a", guided_json={})).json()["error"]
-    assert "“guided_json”, “guided_regex”" in error["message"]
+    assert "`guided_json`, `guided_regex`" in error["message"]
 
 
 async def test_the_log_keeps_the_request_as_it_was(api: Api):

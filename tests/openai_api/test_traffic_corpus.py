@@ -104,7 +104,7 @@ def test_completions_and_what_is_no_text(keys):
 def test_withdrawing_takes_effect(keys):
     log(keys[0], CHAT)
     ApiKey.objects.update(shares_examples=False)
-    with pytest.raises(CorpusError, match="No request's key allows"):
+    with pytest.raises(CorpusError, match="No API key allows"):
         traffic_corpus()
 
 

@@ -16,7 +16,9 @@ class Command(BaseCommand):
     requires_system_checks = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--page", type=Path, default=PATH, help="Another page than docs/openai-compatibility.md.")
+        parser.add_argument(
+            "--page", type=Path, default=PATH, help="The page to write. Default: docs/openai-compatibility.md."
+        )
         parser.add_argument("--check", action="store_true", help="Write nothing; fail if the table does not match.")
 
     def handle(self, *args: Any, page: Path, check: bool, **options: Any) -> None:

@@ -31,7 +31,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("name", help="Name of the key.")
-        parser.add_argument("--user", required=True, help="Name of the user who owns the key.")
+        parser.add_argument("--user", required=True, help="Name of the user who owns the key")
         parser.add_argument("--note", default="", help="What it is for, where it is stored.")
         parser.add_argument(
             "--scope",
@@ -61,7 +61,9 @@ class Command(BaseCommand):
         try:
             owner = users._default_manager.get_by_natural_key(user)
         except users.DoesNotExist:
-            raise CommandError(f"There is no user “{user}”. Create one with manage.py createsuperuser.") from None
+            raise CommandError(
+                f"The user `{user}` does not exist. Create one with manage.py createsuperuser."
+            ) from None
         days = options["expires_in_days"]
         fields = {name: options[name] for name in FIELDS}
         fields["expires_at"] = None if days is None else timezone.now() + timedelta(days=days)

@@ -29,7 +29,7 @@ class Command(BaseCommand):
             raise CommandError("; ".join(f"{name}: {' '.join(map(str, texts))}" for name, texts in form.errors.items()))
         output: Path | None = options["output"]
         if output is not None and output.exists():
-            raise CommandError(f"{output} is there already.")
+            raise CommandError(f"{output} already exists.")
         export = start_export(
             search=form.search(),
             conditions=form.conditions,

@@ -32,7 +32,7 @@ class Command(BaseCommand):
             own.refusal_days,
         )
         if min(given.days, given.text_days) < 0:
-            raise CommandError("Days cannot be less than 0.")
+            raise CommandError("Days must be at least 0.")
         pruned = prune_log(retention=given)
         record_access(act=LogAccess.Act.PRUNE, user=None, num_rows=pruned.rows, detail=asdict(pruned))
-        self.stdout.write(f"Deleted {pruned.rows:,} rows, and the texts of {pruned.texts:,} that stay.")
+        self.stdout.write(f"Deleted {pruned.rows:,} rows, and the texts of {pruned.texts:,} other rows.")

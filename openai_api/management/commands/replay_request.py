@@ -27,9 +27,9 @@ class Command(MillmCommand):
     def handle(self, **options: Any) -> None:
         row = RequestLog.objects.filter(pk=options["id"]).first()
         if row is None:
-            raise CommandError(f"There is no request {options['id']} in the log.")
+            raise CommandError(f"The request log has no request {options['id']}.")
         job = start_replay(row=row, profile=options["profile"])
-        self.stdout.write(f"{job.pk} “{job}” is queued.")
+        self.stdout.write(f"Queued the job {job.pk}: {job}.")
         if not options["no_wait"]:
             self._report(wait_for_end(job, self.stdout.write))
 

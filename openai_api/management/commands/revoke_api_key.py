@@ -20,5 +20,5 @@ class Command(BaseCommand):
     def handle(self, *, key: str, reason: str, **_: Any) -> None:
         row = chosen_key(key)
         if not revoke_api_keys(keys=ApiKey.objects.filter(pk=row.pk), reason=reason):
-            raise CommandError(f"The key {row} was revoked already.")
-        self.stdout.write(self.style.SUCCESS(f"The key {row} is revoked; requests with it are refused now."))
+            raise CommandError(f"The key {row} was already revoked.")
+        self.stdout.write(self.style.SUCCESS(f"Revoked the key {row}. Requests with it are now refused."))

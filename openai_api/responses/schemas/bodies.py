@@ -1,6 +1,6 @@
-"""What the endpoints answer, as types; the OpenAPI document is made from them.
+"""Response bodies. The OpenAPI document is generated from them.
 
-Items and events stay open objects there: their many forms are OpenAI's, and the tests check them by its client's types.
+Items and events are open objects there. Tests check them against the types of OpenAI's client.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ResponseUsageBody(TypedDict):
 
 
 class ResponseErrorBody(TypedDict):
-    """``code`` is one of OpenAI's; ``millm_code`` is the server's own, as in the body of an HTTP error."""
+    """``code`` is one of OpenAI's codes, ``millm_code`` the code of the server's HTTP errors."""
 
     code: str
     message: str
@@ -110,7 +110,7 @@ class InputTokensBody(TypedDict):
 
 
 class CompactionBody(TypedDict):
-    """``output`` holds the user's messages, then one item that stands for the whole conversation in later inputs."""
+    """``output``: the user's messages, then one item that replaces the rest of the conversation in later inputs."""
 
     id: str
     object: Literal["response.compaction"]
@@ -120,7 +120,7 @@ class CompactionBody(TypedDict):
 
 
 class ItemListBody(TypedDict):
-    """``first_id`` and ``last_id`` are empty where there are no items."""
+    """``first_id`` and ``last_id`` are empty if there are no items."""
 
     object: Literal["list"]
     data: list[Item]

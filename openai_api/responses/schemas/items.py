@@ -1,4 +1,4 @@
-"""Items of an input: messages, calls of tools and what they gave back, reasoning, and references to stored ones."""
+"""Items of an input: messages, tool calls and their outputs, reasoning, and references to stored items."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _only_text(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, dict) else "text"
     if isinstance(kind, str) and kind not in _TEXT_KINDS:
         raise PydanticCustomError(
-            "unsupported_parameter", "content parts of type “{kind}” are not supported, only text", {"kind": kind[:50]}
+            "unsupported_parameter", "has the unsupported type `{kind}`. Supported: text", {"kind": kind[:50]}
         )
     return value
 
@@ -87,7 +87,7 @@ class ReasoningItem(Part):
 
 
 class FoundText(Part):
-    """A result of a search."""
+    """A search result."""
 
     file_id: Annotated[str, Field(max_length=64)] | None = None
     filename: Annotated[str, Field(max_length=256)] | None = None
@@ -108,12 +108,12 @@ def _readable(content: str) -> str:
     try:
         summary_in(content)
     except ValueError:
-        raise PydanticCustomError("invalid_item", "it is no compaction of this server's") from None
+        raise PydanticCustomError("invalid_item", "must be a compaction made by this server") from None
     return content
 
 
 class CompactionItem(Part):
-    """What /v1/responses/compact made of a conversation."""
+    """The output of /v1/responses/compact."""
 
     type: Literal["compaction"]
     encrypted_content: Annotated[str, Field(max_length=MAX_COMPACTION), AfterValidator(_readable)]
@@ -153,7 +153,7 @@ InputItem = Annotated[
     Discriminator(
         lambda value: _item_kind(value),
         custom_error_type="invalid_item",
-        custom_error_message="each item needs a type out of message, function_call, function_call_output, reasoning, "
+        custom_error_message="must have a `type`: one of message, function_call, function_call_output, reasoning, "
         "file_search_call, compaction, item_reference",
     ),
     BeforeValidator(lambda value: _known_item(value)),
@@ -188,12 +188,12 @@ def _known_item(value: Any) -> Any:
     if isinstance(kind, str) and kind not in KINDS:
         raise PydanticCustomError(
             "unsupported_parameter",
-            "items of type “{kind}” are not supported, only {known}",
+            "has the unsupported type `{kind}`. Supported: {known}",
             {"kind": kind[:50], "known": ", ".join(KINDS)},
         )
     return value
 
 
 def text_of(content: str | list[ItemText | RefusalPart]) -> str:
-    """Parts are lines."""
+    """Return the text of the content, one line per part."""
     return content if isinstance(content, str) else "\n".join(part.text for part in content)

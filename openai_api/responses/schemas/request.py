@@ -30,7 +30,7 @@ class JsonObjectText(Part):
 
 
 class JsonSchemaText(JsonSchema):
-    """What chat completions have under ``json_schema`` stands beside the type here."""
+    """Like the ``json_schema`` of chat completions, but with its fields beside the type."""
 
     type: Literal["json_schema"]
 
@@ -42,7 +42,7 @@ Format = Annotated[
     Discriminator(
         format_kind,
         custom_error_type="invalid_format",
-        custom_error_message="a format needs a type out of text, json_object, json_schema",
+        custom_error_message="must have a `type`: one of text, json_object, json_schema",
     ),
 ]
 
@@ -93,19 +93,19 @@ def _conversation_id(value: Any) -> Any:
 
 
 class InputSchema(RequestSchema):
-    """The items that the model reads."""
+    """The input items and instructions."""
 
     model: str
     input: Input | None = None
-    instructions: str | None = Field(None, description="The system message; those of earlier responses do not count.")
-    previous_response_id: ItemId | None = Field(None, description="The response that this one continues.")
+    instructions: str | None = Field(None, description="System message. Those of earlier responses are not used.")
+    previous_response_id: ItemId | None = Field(None, description="Response to continue.")
 
 
 class PromptSchema(InputSchema):
-    """All that the model reads."""
+    """All fields that determine the prompt."""
 
     conversation: Annotated[ItemId | None, BeforeValidator(_conversation_id)] = Field(
-        None, description="The conversation that this response continues and joins: its id, or {“id”}."
+        None, description="Conversation to continue; the response is added to it. Its id, or {`id`}."
     )
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = None
@@ -113,7 +113,7 @@ class PromptSchema(InputSchema):
     reasoning: Reasoning | None = None
     text: TextConfig | None = None
     truncation: Literal["auto", "disabled"] | None = Field(
-        None, description="auto: the oldest items are left out until the rest fits the model's context."
+        None, description="auto: drop the oldest items until the rest fits the model's context."
     )
     chat_template_kwargs: TemplateKwargs | None = None
 
@@ -123,16 +123,13 @@ class PromptSchema(InputSchema):
         super().check_together()
         if self.previous_response_id is not None and self.conversation is not None:
             raise invalid(
-                "A response continues a response or a conversation, not both: leave out “previous_response_id” or "
-                "“conversation”.",
+                "Send either `previous_response_id` or `conversation`.",
                 param="previous_response_id",
             )
         self._check_file_search()
         continues = self.previous_response_id is not None or self.conversation is not None
         if self.NEEDS_INPUT and not self.input and not continues:
-            raise invalid(
-                "There is nothing to respond to: send “input”.", param="input", code="missing_required_parameter"
-            )
+            raise invalid("`input` is required.", param="input", code="missing_required_parameter")
 
     def _check_file_search(self) -> None:
         """Allow one file search, with a filter of limited size and a name that no function has."""
@@ -142,22 +139,22 @@ class PromptSchema(InputSchema):
         place, tool = search
         names = [each.name for _, each in self.callable_tools]
         if names.count(FILE_SEARCH) > 1:
-            message = "A request has one tool “file_search”, with all its vector stores, and no function of that name."
+            message = "`tools` must have at most one `file_search` tool, and no function of that name."
             raise invalid(message, param="tools")
         if tool.filters is not None:
             size, depth = size_of(tool.filters)
             if size > MAX_PARTS or depth > MAX_DEPTH:
-                message = f"A filter has at most {MAX_PARTS} parts on {MAX_DEPTH} levels."
+                message = f"`filters` must have at most {MAX_PARTS} conditions on at most {MAX_DEPTH} levels."
                 raise invalid(message, param=f"tools[{place}].filters")
 
     @property
     def functions(self) -> list[tuple[int, OfferedFunction]]:
-        """Those of the client, with their places in the request."""
+        """The client's functions, with their indices in ``tools``."""
         return [(place, tool) for place, tool in enumerate(self.tools or ()) if isinstance(tool, OfferedFunction)]
 
     @property
     def callable_tools(self) -> list[tuple[int, OfferedFunction | FileSearchTool]]:
-        """All that the model may call, with their places in the request."""
+        """All tools that the model may call, with their indices in ``tools``."""
         return [
             (place, tool)
             for place, tool in enumerate(self.tools or ())
@@ -166,7 +163,7 @@ class PromptSchema(InputSchema):
 
     @property
     def file_search(self) -> tuple[int, FileSearchTool] | None:
-        """The tool with its place in the request."""
+        """The file search tool with its index in ``tools``."""
         found = [(place, tool) for place, tool in self.callable_tools if isinstance(tool, FileSearchTool)]
         return found[0] if found else None
 
@@ -182,16 +179,20 @@ class ResponseStreamOptions(Part):
 
 class ResponseRequest(PromptSchema, DrawingSchema, GrammarExtensions):
     stream_options: ResponseStreamOptions | None = None
-    max_output_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="Reasoning included.")
+    max_output_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="Includes reasoning.")
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     include: list[Literal[INCLUDABLE]] | None = Field(None, max_length=len(INCLUDABLE))  # type: ignore[valid-type]
-    store: bool | None = Field(None, description="true by default: the response can be read and continued later.")
-    background: bool | None = Field(None, description="Answer at once, respond later; needs “store”.")
+    store: bool | None = Field(
+        None, description="Store the response, so that it can be retrieved and continued. Default: true."
+    )
+    background: bool | None = Field(
+        None, description="Return immediately and generate in the background. Requires `store`."
+    )
     metadata: Metadata | None = None
 
     reasoning_budget: ReasoningBudget = None
 
-    max_tool_calls: int | None = Field(None, ge=1, le=MAX_TOKENS, description="Calls of file_search at most.")
+    max_tool_calls: int | None = Field(None, ge=1, le=MAX_TOKENS, description="Maximum number of file_search calls.")
     prompt_cache_key: Annotated[str | None, Field(max_length=512), IGNORED] = None
     prompt_cache_options: Annotated[dict[str, Any] | None, IGNORED] = None
     prompt_cache_retention: Annotated[Literal["in_memory", "24h"] | None, IGNORED] = None
@@ -217,23 +218,23 @@ class ResponseRequest(PromptSchema, DrawingSchema, GrammarExtensions):
         "return_activations": (False,),
     }
     REMEDIES: ClassVar[Mapping[str, str]] = {
-        "function_call": "Send `tool_choice` instead.",
-        "functions": "Send `tools` instead.",
-        "logprobs": "Send `top_logprobs`, or `message.output_text.logprobs` in `include`.",
-        "max_completion_tokens": "Send `max_output_tokens` instead.",
-        "max_tokens": "Send `max_output_tokens` instead.",
-        "messages": "Send `input` instead.",
-        "n": "A response is one; send several requests.",
-        "prompt": "This server keeps no prompt templates: send `instructions` and `input`.",
-        "reasoning_effort": "Send `reasoning.effort` instead.",
-        "response_format": "Send `text.format` instead.",
-        "return_activations": "Send it to /v1/chat/completions.",
+        "function_call": "Use `tool_choice` instead.",
+        "functions": "Use `tools` instead.",
+        "logprobs": "Use `top_logprobs`, or `message.output_text.logprobs` in `include`.",
+        "max_completion_tokens": "Use `max_output_tokens` instead.",
+        "max_tokens": "Use `max_output_tokens` instead.",
+        "messages": "Use `input` instead.",
+        "n": "Send several requests instead.",
+        "prompt": "This server has no stored prompts. Use `instructions` and `input`.",
+        "reasoning_effort": "Use `reasoning.effort` instead.",
+        "response_format": "Use `text.format` instead.",
+        "return_activations": "Use /v1/chat/completions.",
     }
 
     def check_together(self) -> None:
         super().check_together()
         if self.background and self.store is False:
-            raise invalid("A background response must be stored: leave out “store”.", param="store")
+            raise invalid("`store` must be true if `background` is true.", param="store")
 
     @property
     def is_stored(self) -> bool:
@@ -245,7 +246,7 @@ class ResponseRequest(PromptSchema, DrawingSchema, GrammarExtensions):
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many alternatives each token is to have; None where no log-probabilities are asked for."""
+        """The number of alternatives per token; None if log-probabilities are not requested."""
         wants = LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
         return (self.top_logprobs or 0) if wants else None
 
@@ -270,14 +271,14 @@ def _or_empty(value: Any) -> Any:
 class TokenCountRequest(PromptSchema):
     model: Annotated[
         str, BeforeValidator(_or_empty), WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "null"}]})
-    ] = Field("", description="Absent: the server's default model, or its only one.")
+    ] = Field("", description="Default: the default model, or the only one.")
 
     NEEDS_INPUT = False
     personality: Annotated[str | None, Field(max_length=64), IGNORED] = None
 
 
 def _ignored_parts(body: Mapping[str, Any]) -> list[str]:
-    """Fields of objects that have no effect."""
+    """Return the names of nested fields that have no effect."""
     parts: dict[str, type[Part]] = {"reasoning": Reasoning, "text": TextConfig}
     names = [
         f"{name}.{field}"
@@ -295,7 +296,7 @@ NewItems = Annotated[list[InputItem], Field(max_length=MAX_NEW_ITEMS)]
 
 class ConversationSchema(RequestSchema):
     def parameters(self) -> dict[str, Any]:
-        """Nothing: what a conversation says is no parameter."""
+        """Return nothing: the content of conversations is not logged."""
         return {}
 
 

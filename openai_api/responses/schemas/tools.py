@@ -1,4 +1,4 @@
-"""Tools of a response, and which of them the model is to call."""
+"""Tools of a response, and which of them the model may or must call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_TOOLS = 128
 MAX_DESCRIPTION = 16_384
 MAX_STORES = 8
 FILE_SEARCH = "file_search"  # the tool's type, and the name under which the model calls it
-# What OpenAI runs on its own side. Clients send them unasked, so they are left out by name instead of refused.
+# Tools that OpenAI runs itself. Clients send them by default, so they are ignored by name instead of refused.
 HOSTED = frozenset(
     {
         "apply_patch",
@@ -49,7 +49,9 @@ class OfferedFunction(Part):
 
 def _refuse_hybrid(value: Any) -> None:
     if value is not None:
-        raise PydanticCustomError("unsupported_parameter", "this server ranks by the cosine of the vectors alone")
+        raise PydanticCustomError(
+            "unsupported_parameter", "is not supported: this server ranks by cosine similarity only"
+        )
 
 
 class SearchRanking(RankingOptions):
@@ -57,14 +59,14 @@ class SearchRanking(RankingOptions):
 
 
 class FileSearchTool(Part):
-    """Searches vector stores of ours; the model sees it as a function that takes queries."""
+    """Search of vector stores. The model sees it as a function that takes queries."""
 
     type: Literal["file_search"]
     vector_store_ids: list[Annotated[str, Field(min_length=1, max_length=64)]] = Field(
         min_length=1, max_length=MAX_STORES
     )
     filters: FilterSchema | None = None
-    max_num_results: int | None = Field(None, ge=1, le=50, description="10 by default.")
+    max_num_results: int | None = Field(None, ge=1, le=50, description="Default: 10.")
     ranking_options: SearchRanking | None = None
 
     @property
@@ -73,7 +75,7 @@ class FileSearchTool(Part):
 
 
 class HostedTool(Part):
-    """A tool that this server does not run."""
+    """A tool that OpenAI runs and this server ignores."""
 
     type: str
 
@@ -92,7 +94,7 @@ def _known_tool(value: Any) -> Any:
     if isinstance(kind, str) and kind not in {"function", FILE_SEARCH} and not is_hosted(kind):
         raise PydanticCustomError(
             "unsupported_parameter",
-            "tools of type “{kind}” are not supported, only function and file_search",
+            "has the unsupported type `{kind}`. Supported: function, file_search",
             {"kind": kind[:50]},
         )
     return value
@@ -148,7 +150,9 @@ def _known_choice(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, dict) else "function"
     if isinstance(kind, str) and kind not in {"function", FILE_SEARCH, "allowed_tools"}:
         raise PydanticCustomError(
-            "unsupported_parameter", "this server runs no tool of type “{kind}”", {"kind": kind[:50]}
+            "unsupported_parameter",
+            "has the unsupported type `{kind}`. Supported: function, file_search, allowed_tools",
+            {"kind": kind[:50]},
         )
     return value
 

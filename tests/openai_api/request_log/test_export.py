@@ -218,7 +218,7 @@ def test_the_command_writes_a_file_whole_or_not_at_all(tmp_path: Path):
     call_command("export_logs", model="a", with_text=True, output=output)
     assert json.loads(output.read_text())["prompt"] == "hello"
     assert list(tmp_path.iterdir()) == [output]
-    with pytest.raises(CommandError, match="is there already"):
+    with pytest.raises(CommandError, match="already exists"):
         call_command("export_logs", output=output)
     assert LogAccess.objects.get().username == ""
 
