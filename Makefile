@@ -12,6 +12,7 @@
 #   make bench-check   has the engine become slower? Counts and ratios against benchmarks/baseline.json
 #   make soak     many clients against a live server for MINUTES (10)
 #   make screenshots   pictures of every page of the console, new and at work, light, dark and narrow, into FOLDER (screenshots/)
+#   make readme-images  the pictures of the README, into docs/images
 #   make setup    install what the other targets need
 #   make oracles  install SAELens too, the judge of the SAE formats; about 60 packages
 #   make pins     write constraints.txt from what is installed, after an upgrade that passed the tests
@@ -36,7 +37,7 @@ NODE_CLIENTS := tests/clients/node
 SLOW_FOLDERS := benchmarks clients e2e platform
 PACKAGES := core audit jobs inference steering storage openai_api management_api console millm_site tools
 
-.PHONY: run test test-all test-fast faults test-clients clients check bench bench-full bench-gpu bench-check soak screenshots setup oracles pins clean chromium
+.PHONY: run test test-all test-fast faults test-clients clients check bench bench-full bench-gpu bench-check soak screenshots readme-images setup oracles pins clean chromium
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.runtime
@@ -91,6 +92,9 @@ soak: $(VENV)/.dev
 
 screenshots: $(VENV)/.dev chromium
 	SCREENSHOTS='$(abspath $(FOLDER))' OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/e2e/test_console.py tests/e2e/test_furnished.py -k screenshots -q
+
+readme-images: $(VENV)/.dev chromium
+	README_IMAGES='$(abspath docs/images)' OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/e2e/test_readme_images.py -q
 
 setup: $(VENV)/.dev
 
