@@ -72,7 +72,7 @@ class ServingState:
         from inference.engine.watchdog import Watchdog
         from inference.registry.registry import MODEL_REGISTRY, ModelRegistry
 
-        gc.freeze()  # what was imported stays: a full collection would stop all streams for half a second to search it
+        gc.freeze()  # frozen objects are not scanned: a full collection would stop all streams for half a second
         config = EngineConfig(**settings.MILLM_ENGINE)
         client = LocalEngineClient(lambda publish: EngineLoop(config, publish))
         client.start()

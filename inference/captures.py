@@ -1,12 +1,11 @@
 """Captures: activations that a request asks for, and their values. The counterpart of :mod:`inference.interventions`.
 
-No Django here, and no torch at run time.
+No Django here, and no torch at run time. A :class:`CaptureSpec` names a site, before or after the steering there, the
+tokens, and what to capture of the residual ``h`` (``[d]``, float32) at each of them: ``h`` itself, some features of an
+SAE, or its strongest ones. The values of the selected tokens arrive one by one while they are computed, or pooled at
+the end.
 
-A :class:`CaptureSpec` names a site, before or after the steering there, the tokens, and what to capture of the residual
-``h`` (``[d]``, float32) at each of them: ``h`` itself, some features of an SAE, or its strongest ones. The values of
-the selected tokens arrive one by one while they are computed, or pooled in one at the end.
-
-Requests name the SAE by an :class:`~inference.steering_refs.SAERef`; the client puts the weights in its place on the
+Requests name the SAE by an :class:`~inference.steering_refs.SAERef`; the client replaces it by the weights on the
 engine's side.
 """
 
@@ -63,7 +62,7 @@ class AllFeatures:
 
 def loaded(reader: SAERef | R) -> R:
     """Return the weights of a capture on the engine's side."""
-    assert not isinstance(reader, SAERef), "the client loads what a request names"
+    assert not isinstance(reader, SAERef), "the client loads the SAEs that a request names"
     return reader
 
 

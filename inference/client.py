@@ -1,7 +1,8 @@
-"""The only door to the engine: submit requests, read their events, cancel by the stream's id.
+"""The interface to the engine: submit requests, read their events, and cancel them by the id of the stream.
 
-The engine thread of this process is one implementation of :class:`EngineClient`; a remote one can follow, as only
-requests, events and ids pass through here, all of them plain data. Most callers want an :class:`inference.runs.Run`.
+The engine thread of this process is one implementation of :class:`EngineClient`. A remote one could follow, because
+only requests, events and ids cross this interface, all of them plain data. Most callers need an
+:class:`inference.runs.Run`.
 """
 
 from __future__ import annotations
@@ -99,14 +100,14 @@ class EventStream(Protocol):
 
     @property
     def id(self) -> str:
-        """The name under which the engine knows the sequences; see :meth:`EngineClient.cancel`."""
+        """The id of the sequences in the engine; see :meth:`EngineClient.cancel`."""
 
     def __aiter__(self) -> AsyncIterator[Event]: ...
 
     async def __anext__(self) -> Event: ...
 
     def close(self) -> None:
-        """Cancel what still runs. Idempotent, callable from any thread."""
+        """Cancel the sequences that are still running. Idempotent, callable from any thread."""
 
 
 class EngineClient(Protocol):
@@ -136,7 +137,7 @@ class EngineClient(Protocol):
 
 
 class RunningLoop(Protocol):
-    """What the client needs of the engine's loop."""
+    """The part of the engine's loop that the client uses."""
 
     @property
     def config(self) -> EngineConfig: ...
@@ -207,12 +208,12 @@ class LocalEngineClient(Generic[L]):
                 self._abandon(by_stream)
 
     def is_busy(self, model: str) -> bool:
-        """Whether sequences of ``model`` are queued or running."""
+        """Return whether sequences of ``model`` are queued or running."""
         with self._lock:
             return self._sequences[model] > 0
 
     def kv_unwritten(self, model: str) -> int:
-        """Bytes that a model may still take from its device for keys and values; 0 of one that is not attached."""
+        """Return the bytes of KV cache that a model has not allocated yet; 0 if it is not attached."""
         return sum(each.kv_unwritten_bytes for each in self.stats().by_model if each.name == model)
 
     def start(self) -> None:
@@ -228,7 +229,7 @@ class LocalEngineClient(Generic[L]):
         self.engine.stop(drain_s)
 
     def _abandon(self, streams: Iterable[LocalEventStream]) -> None:
-        """Their event loop is closed, so nobody reads them."""
+        """Cancel streams whose event loop is closed, because nobody reads them."""
         for stream in streams:
             self.cancel(stream.id)
 

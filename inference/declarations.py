@@ -96,7 +96,7 @@ def read_declarations(path: Path) -> dict[str, ModelDeclaration]:
         content = tomllib.loads(path.read_text("utf-8"))
         return DeclaredModels.model_validate(content).models
     except OSError as error:
-        raise DeclarationError(f"{path} cannot be read: {error.strerror}.") from error
+        raise DeclarationError(f"{path} could not be read: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise DeclarationError(f"{path} is not valid TOML: {error}.") from error
     except SchemaError as error:
@@ -152,7 +152,7 @@ def _fields(row: LanguageModel) -> dict[str, Any]:
 def _problem(location: tuple[int | str, ...], item: Mapping[str, Any]) -> str:
     key = ".".join(str(part) for part in location)
     if item["type"] == "extra_forbidden":
-        return f"{key}: this key is unknown."
+        return f"{key}: unknown key."
     if item["type"] == "missing":
-        return f"{key}: this key is missing."
-    return f"{key}: {item['msg']}, not {item['input']!r:.200}."
+        return f"{key}: missing key."
+    return f"{key}: {item['msg']}, got {item['input']!r:.200}."

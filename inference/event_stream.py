@@ -1,4 +1,4 @@
-"""The events of one submission as an event loop reads them, with their metrics: a part of :mod:`inference.client`."""
+"""The events of one submission as an event loop reads them, and their metrics. Part of :mod:`inference.client`."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ SLOW_READER = "slow_reader"
 class LocalEventStream:
     """An async iterator of events for the event loop that created it.
 
-    The buffer holds ``max_events`` (one per token) and some more, at most MAX_EVENTS: a reader that falls further
-    behind is cut with a FailedEvent (code SLOW_READER) per open sequence. :meth:`close` cancels what runs and may
-    be called from any thread, any number of times. Only the owning loop touches the buffer, so there is no lock.
+    The buffer holds ``max_events`` (one per token) and some more, at most MAX_EVENTS. A reader that is further behind
+    is disconnected with a FailedEvent (code SLOW_READER) per open sequence. :meth:`close` cancels running sequences and
+    may be called from any thread, any number of times. Only the owning loop uses the buffer, so there is no lock.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class LocalEventStream:
 
     async def _wait(self) -> None:
         if self._waiter is not None:
-            raise RuntimeError("An event stream has one reader; a second one waits on it.")
+            raise RuntimeError("An event stream can only have one reader, and another one is waiting.")
         self._waiter = self.loop.create_future()
         try:
             await self._waiter
@@ -92,7 +92,7 @@ class LocalEventStream:
             self._waiter = None
 
     def deliver(self, events: Iterable[Event]) -> None:
-        """Take the events of one engine step; called in the owning loop."""
+        """Add the events of one engine step; called in the owning loop."""
         now = time.monotonic()
         for event in events:
             if event.index in self._running:
@@ -101,7 +101,7 @@ class LocalEventStream:
         self._wake()
 
     def close(self) -> None:
-        """Cancel what still runs and end the iteration. Idempotent, callable from any thread."""
+        """Cancel running sequences and end the iteration. Idempotent, callable from any thread."""
         if self._closed:
             return
         self._closed = True
@@ -120,9 +120,11 @@ class LocalEventStream:
         self._buffer.append(event)
 
     def _cut(self) -> None:
-        """The reader fell too far behind: keep what it has and fail the sequences that still run."""
+        """Keep the buffered events and fail the running sequences, because the reader is too far behind."""
         self._cancel(self.id)
-        message = f"The reader fell more than {self._max_events} events behind and was cut off; read the stream faster."
+        message = (
+            f"The reader was more than {self._max_events} events behind and was disconnected; read the stream faster."
+        )
         for index in sorted(self._running):
             self._buffer.append(FailedEvent(index, SLOW_READER, message, Usage(), Timings()))
             self._meter.note_failure(SLOW_READER)
@@ -138,7 +140,7 @@ class LocalEventStream:
 
 
 def post(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: object) -> bool:
-    """``call_soon_threadsafe`` that answers False when the loop is closed, whatever the moment it closes."""
+    """Call ``call_soon_threadsafe``. Return False if the loop is closed, even if it is closed during the call."""
     try:
         loop.call_soon_threadsafe(callback, *args)
     except RuntimeError:  # "Event loop is closed"

@@ -64,7 +64,7 @@ class Site:
 
     @property
     def label(self) -> str:
-        """The site as pages and messages name it: "layer 6 (resid_post)"."""
+        """The site in pages and messages: "layer 6 (resid_post)"."""
         return site_label(str(self))
 
 
@@ -109,7 +109,7 @@ class FeatureReader(Protocol):
         """Return the columns of ``[m]`` int64 feature indices. Called once per profile, not per step."""
 
     def activations(self, h: Tensor, features: Tensor) -> Tensor:
-        """``[tokens, d_in]`` float32 and ``[m]`` int64 feature indices -> ``[tokens, m]`` float32.
+        """Return activations ``[tokens, m]`` float32 for ``[tokens, d_in]`` float32 and ``[m]`` int64 feature indices.
 
         Called in a step only if the columns have no ``read``.
         """
@@ -119,7 +119,7 @@ class FeatureEncoder(FeatureReader, Protocol):
     """An SAE that can compute all of its features."""
 
     def encode(self, h: Tensor) -> Tensor:
-        """``[tokens, d_in]`` float32 -> ``[tokens, d_sae]`` float32."""
+        """Return activations ``[tokens, d_sae]`` float32 for ``[tokens, d_in]`` float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,13 +173,12 @@ class TokenPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenTokens:
-    """The tokens that an edit acts on. Special tokens are those of :attr:`Intervention.skip_token_ids`.
+    """The tokens to which an edit applies. Special tokens are those of :attr:`Intervention.skip_token_ids`.
 
-    ``segments`` and ``segment_window`` select among generated tokens and do not affect those of the prompt.
-
-    Attention sinks are tokens with an outlying residual norm that carry no meaning. Without ``sink_tokens``, the edit
-    skips the first token of a prompt unless it is a special token, and any token whose residual norm at the site
-    exceeds ``norm_limit``.
+    ``segments`` and ``segment_window`` select among generated tokens and do not affect those of the prompt. Attention
+    sinks are tokens with an outlying residual norm that carry no meaning. Without ``sink_tokens``, the edit skips the
+    first token of a prompt unless it is a special token, and any token whose residual norm at the site exceeds
+    ``norm_limit``.
     """
 
     phase: Phase = "both"
@@ -191,7 +190,7 @@ class ChosenTokens:
     norm_limit: float = float("inf")
 
     def acts(self, place: TokenPlace, *, is_special: bool) -> bool:
-        """Return whether the edit acts at a place, regardless of the residual's norm."""
+        """Return whether the edit applies at a place, regardless of the residual's norm."""
         window = self.window_in(place.zone)
         if window is None or place.index not in window:
             return False
@@ -204,7 +203,7 @@ class ChosenTokens:
         return self.special_tokens or not is_special
 
     def starts_in(self, zone: Zone) -> frozenset[int]:
-        """Return the indices in the zone at which the edit may start or stop to act."""
+        """Return the indices in the zone at which the edit may start or stop to apply."""
         window = self.window_in(zone)
         if window is None:
             return frozenset()
@@ -326,7 +325,7 @@ class Intervention:
         return any(edit.depends_on_last_prompt_token for edit in self.edits)
 
     def program(self, phase: Literal["prompt", "generation"]) -> str:
-        """Return an identifier of the edits that act on the tokens of a phase; empty if none do.
+        """Return an identifier of the edits that apply to the tokens of a phase; empty if none do.
 
         With :attr:`depends_on_last_prompt_token`, that token counts as generated. Both phases have the same identifier
         only if a token's place does not matter, so that one request's answer can be part of another one's prompt.

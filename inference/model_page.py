@@ -1,4 +1,4 @@
-"""What a model's admin page shows beside its form: the sampling parameters, and the chat template of its files."""
+"""The parts of a model's admin page beside its form: sampling parameters, and the chat template of its files."""
 
 from __future__ import annotations
 

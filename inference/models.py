@@ -1,4 +1,4 @@
-"""The models that this server knows."""
+"""The registered models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from inference.validation import device_problems, name_problems, sampling_proble
 
 
 class LanguageModel(models.Model):
-    """A model under the name that clients use. ``source`` is a local directory or a Hub repository."""
+    """A registered model, under the name that clients use. ``source`` is a local directory or a Hub repository."""
 
     class Dtype(models.TextChoices):
         AUTO = "auto", "as saved"
@@ -109,11 +109,11 @@ class LanguageModel(models.Model):
         return self.name
 
     def clean(self) -> None:
-        """Everything that can be told without downloading or loading; ValidationError with all problems by field."""
+        """Check everything that needs no download and no loading. Raise ValidationError with all problems by field."""
         names = [self.name, *self.aliases]
         problems = {
             "name": [*name_problems(names), *self._taken_names(names)],
-            "source": source_problems(self.model_source) if self.source else [],  # a blank one is refused as such
+            "source": source_problems(self.model_source) if self.source else [],  # a blank source is reported as such
             "device": device_problems(self.device),
             "chat_template": template_problems(self.chat_template),
             "default_sampling": sampling_problems(self.default_sampling),
@@ -122,12 +122,12 @@ class LanguageModel(models.Model):
             raise ValidationError({field: found for field, found in problems.items() if found})
 
     def validate_constraints(self, exclude: Collection[str] | None = None) -> None:
-        """Another default model is no problem: services.save_model makes this one the default in its place."""
+        """Skip the check for a single default model: services.save_model makes this one the default instead."""
         super().validate_constraints({*(exclude or ()), "is_default"})
 
     @property
     def model_source(self) -> ModelSource:
-        """Where the model comes from, with the trust that both this row and the deployment grant it."""
+        """The model's source, with the trust that both this row and the deployment grant it."""
         is_allowed: bool = settings.MILLM_ALLOW_REMOTE_CODE
         return ModelSource(
             self.source, self.revision, self.trust_remote_code and is_allowed, self.allow_pickle and is_allowed
@@ -136,4 +136,4 @@ class LanguageModel(models.Model):
     def _taken_names(self, names: list[str]) -> list[str]:
         taken = models.Q(name__in=self.aliases) | models.Q(aliases__overlap=names)
         others = LanguageModel.objects.exclude(pk=self.pk).filter(taken)
-        return [f"The model {other.name} uses one of the names {', '.join(names)} already." for other in others]
+        return [f"The model {other.name} already uses one of the names {', '.join(names)}." for other in others]

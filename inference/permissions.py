@@ -94,7 +94,7 @@ def ensure_groups() -> None:
 
 
 def grant_after_migrate(sender: AppConfig, *, using: str, **_: Any) -> None:
-    """Receiver of ``post_migrate``, which Django sends once per app: at the last one all permissions exist."""
+    """Create the groups after ``post_migrate``. Django sends it once per app; all permissions exist at the last one."""
     if using == DEFAULT_DB_ALIAS and sender is _last_app():
         ensure_groups()
 
@@ -108,7 +108,7 @@ CHANGE_USERS = "auth.change_user"
 
 
 class FieldDenied(PermissionDenied):
-    """The user may change the object, but not this field of it."""
+    """The user may change the object, but not this field."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
@@ -182,6 +182,6 @@ def may_share(user: Viewer, owner: AbstractBaseUser | None, *, see_all: str) -> 
 
 
 def groups_to_share_with(user: Viewer, *, see_all: str) -> QuerySet[Group]:
-    """Return the groups that the user may share with: the own ones, or all with the permission ``see_all``."""
+    """Return the groups that the user may share with: their own, or all with the permission ``see_all``."""
     groups = Group.objects.order_by("name")
     return groups if user.has_perm(see_all) else groups.filter(user=user.pk)

@@ -1,7 +1,7 @@
-"""Run sequences in the engine to their end: the one way to generate, score, embed or capture.
+"""Run sequences in the engine to their end: the only way to generate, score, embed or capture.
 
-A :class:`Run` submits its requests, waits where the queue is full, yields their events, and applies the rules of
-failure: what fails, what the engine cancels, and what it did not steer as compiled raises SequenceFailedError.
+A :class:`Run` submits its requests, waits while the queue is full, and yields their events. It raises
+SequenceFailedError if a sequence fails, is cancelled by the engine, or was not steered as compiled.
 """
 
 from __future__ import annotations
@@ -57,11 +57,10 @@ class Run:
     """Sequences of one model and their events, as an async iterator.
 
     Nothing is submitted before :meth:`start`, which ``async with`` and :meth:`collect` call. ``group_size`` requests
-    are submitted together, all by default; the next group follows when one has ended. The first group is refused with
-    QueueFullError where the queue is full, unless the run ``waits``; later ones always wait. With ``halves``, a group
-    that waits is divided until it finds room.
-
-    ``observe`` gets every event, also one that raises. Failures with a code in ``tolerated`` are events like others.
+    are submitted together, all by default; the next group follows when one has ended. If the queue is full, the first
+    group is refused with QueueFullError, unless the run ``waits``; later groups always wait. With ``halves``, a waiting
+    group is split until a part is accepted. ``observe`` is called with every event, also with one that raises. Failures
+    with a code in ``tolerated`` are events like others.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class Run:
         return list(events.values())
 
     def close(self) -> None:
-        """Cancel what still runs, and submit nothing more. Idempotent, callable from any thread."""
+        """Cancel running sequences, and submit no more. Idempotent, callable from any thread."""
         self._closed.set()
         if self._stream is not None:
             self._stream.close()
@@ -168,7 +167,7 @@ class Run:
                 if event.reason == "cancelled":
                     raise SequenceFailedError("engine_shutdown", "The engine cancelled the request.")
                 if not _is_steered(self._requests[event.index], event):
-                    message = "The profile did not act as compiled; the output was withheld."
+                    message = "The profile was not applied as compiled; the output was withheld."
                     raise SequenceFailedError("steering_not_applied", message)
 
 

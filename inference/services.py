@@ -225,12 +225,14 @@ def check_may_trust(row: LanguageModel, before: Mapping[str, Any] | None, user: 
     if user is None or is_superuser(user):
         return
     if new_trust:
-        raise FieldDenied(new_trust[0], f"Only a superuser can set {new_trust[0]}: the model could run its own code.")
+        raise FieldDenied(
+            new_trust[0], f"Only a superuser can set {new_trust[0]}, because the model could run its own code."
+        )
     if any(stored.get(name) and getattr(row, name) for name in TRUST_FIELDS):
         moved = [name for name in ORIGIN_FIELDS if getattr(row, name) != stored[name]]
         if moved:
             raise FieldDenied(
-                moved[0], f"Only a superuser can change the {moved[0]} of a model that may run code that comes with it."
+                moved[0], f"Only a superuser can change the {moved[0]} of a model that may run its own code."
             )
 
 

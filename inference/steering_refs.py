@@ -1,7 +1,7 @@
-"""Steering and SAEs as requests name them: plain data, without weights.
+"""References to steering and SAEs in requests: plain data, without weights.
 
-The engine's side compiles a :class:`SteeringSpec` once and answers with a :class:`SteeringRef`, which requests carry.
-:data:`STEERING_COMPILER` is the place of what compiles; the app :mod:`steering` installs it.
+The engine's side compiles a :class:`SteeringSpec` once and returns a :class:`SteeringRef`, which requests carry.
+:data:`STEERING_COMPILER` holds the compiler, which the app :mod:`steering` installs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SAESource:
 
 @dataclass(frozen=True, slots=True)
 class SAERef:
-    """An SAE with features 0 to ``d_sae - 1``, by its source."""
+    """An SAE with features 0 to ``d_sae - 1``, identified by its source."""
 
     source: SAESource
     d_sae: int
@@ -41,7 +41,7 @@ class SAERef:
 
 @dataclass(frozen=True, slots=True)
 class PublishedVersion:
-    """A version as requests use it. ``edits`` is the JSON of :mod:`steering.spec.rendering`; drafts have number 0."""
+    """A profile version in requests. ``edits`` is the JSON of :mod:`steering.spec.rendering`; drafts have number 0."""
 
     name: str
     number: int
@@ -68,7 +68,7 @@ class SteeringSpec:
 
     @property
     def key(self) -> Hashable:
-        """Identifies the result of compiling."""
+        """Identifies the compiled result."""
         fingerprints = tuple(version.fingerprint for version in self.versions)
         return fingerprints, self.num_policies, self.intensity, self.skip_token_ids
 
@@ -88,7 +88,7 @@ class SteeringRef:
 
 @dataclass(frozen=True, slots=True)
 class CompiledSteering:
-    """What the engine's side keeps: the data for requests, and the weights."""
+    """The compiled result on the engine's side: the data for requests, and the intervention with the weights."""
 
     ref: SteeringRef
     intervention: Intervention
@@ -111,7 +111,7 @@ class SteeringCompiler(Protocol):
 
 
 def _no_compiler() -> SteeringCompiler:
-    raise RuntimeError("Nothing compiles steering in this process: the app “steering” is not installed.")
+    raise RuntimeError('No steering compiler is installed in this process: add the app "steering" to INSTALLED_APPS.')
 
 
 STEERING_COMPILER = Service(_no_compiler)

@@ -19,18 +19,18 @@ DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 def name_problems(names: Sequence[str]) -> list[str]:
     problems = [
-        f"{name!r} cannot be a model's name: letters, digits and . _ / @ + : - only, first a letter or digit, "
-        "and no colon at the end."
+        f"{name!r} is not a valid model name: use letters, digits and . _ / @ + : - only, start with a letter or "
+        "digit, and do not end with a colon."
         for name in names
         if not MODEL_NAME.fullmatch(name) or ".." in name
     ]
     if len(set(names)) < len(names):
-        problems.append("A name or alias occurs twice.")
+        problems.append("A name or alias is listed twice.")
     return problems
 
 
 def device_problems(device: str) -> list[str]:
-    return [] if DEVICE.fullmatch(device) else [f"The device must be auto, cpu, cuda or cuda:N, not {device!r}."]
+    return [] if DEVICE.fullmatch(device) else [f"The device must be auto, cpu, cuda or cuda:N, got {device!r}."]
 
 
 def source_problems(source: ModelSource) -> list[str]:
@@ -72,9 +72,9 @@ class _Range:
         kind = "an integer" if self.is_integer else "a number"
         kinds = (int,) if self.is_integer else (int, float)
         if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
-            return f"must be {kind}, not {value!r}"
+            return f"must be {kind}, got {value!r}"
         if not self.lower <= value <= self.upper:
-            return f"must lie between {self.lower:g} and {self.upper:g}, not {value!r}"
+            return f"must be between {self.lower:g} and {self.upper:g}, got {value!r}"
         return ""
 
 
@@ -95,7 +95,7 @@ def sampling_problems(values: Any) -> list[str]:
     """Return a sentence for each invalid default."""
     if not isinstance(values, dict):
         return [
-            f'The default sampling parameters must be a JSON object such as {{"temperature": 0.7}}, not {values!r}.'
+            f'The default sampling parameters must be a JSON object such as {{"temperature": 0.7}}, got {values!r}.'
         ]
     return [_problem(name, value) for name, value in values.items() if _problem(name, value)]
 
@@ -103,6 +103,6 @@ def sampling_problems(values: Any) -> list[str]:
 def _problem(name: str, value: Any) -> str:
     allowed = RANGES.get(name)
     if allowed is None:
-        return f"{name} is not a sampling parameter; use one of {', '.join(RANGES)}."
+        return f"{name} is not a sampling parameter. Supported: {', '.join(RANGES)}."
     problem = allowed.problem(value)
     return f"{name} {problem}." if problem else ""

@@ -69,7 +69,7 @@ class TokenChoice(TypedDict):
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Tokens:
-    """A site, and the tokens on which edits act together there."""
+    """A site, and the tokens to which edits apply together there."""
 
     site: Site
     phase: Phase
@@ -130,7 +130,7 @@ def compile_edits(edits: Sequence[EditSpec], saes: SAEs, skip_token_ids: frozens
 def _why_inert(edit: EditSpec, saes: SAEs) -> str:
     """Return why the edit can never change anything; empty if it can."""
     if edit.is_no_op:
-        return f"{edit.operation} {edit.raw:g} changes nothing."
+        return f"`{edit.operation}` with {edit.raw:g} changes nothing."
     if isinstance(edit.target, SiteTarget) or bool(_direction(edit, saes).any()):
         return ""
     if isinstance(edit.target, FeatureTarget):
@@ -165,7 +165,7 @@ def _read_by(edit: EditSpec) -> Iterator[tuple[str, str, FeatureTarget]]:
 
 
 def _unreadable(name: str, what: str) -> str:
-    return f"{name} is a transcoder: it reads the MLP's input, so {what} is not possible at its output; use add."
+    return f"{name} is a transcoder. It reads the MLP's input, so {what} is not possible at its output; use `add`."
 
 
 def _check_features(edits: Sequence[EditSpec], saes: SAEs) -> None:
@@ -175,14 +175,14 @@ def _check_features(edits: Sequence[EditSpec], saes: SAEs) -> None:
         for target, field in targets:
             if isinstance(target, FeatureTarget) and not 0 <= target.index < _sae(target, saes).d_sae:
                 last = _sae(target, saes).d_sae - 1
-                message = f"{target.sae.name} has features 0 to {last}, not {target.index}."
+                message = f"{target.sae.name} has features 0 to {last}, got {target.index}."
                 problems.append(Problem(f"edits[{number}].{field}.index", message, "invalid_feature"))
     if problems:
         raise InvalidSpecError(problems)
 
 
 def _check_directions(edits: Sequence[EditSpec], saes: SAEs) -> None:
-    """Refuse features with a decoder row of zeros: they have no direction to act along."""
+    """Refuse features with a decoder row of zeros: they have no direction."""
     problems = [
         Problem(f"edits[{number}].feature.index", _no_direction(edit.target, edit.operation), "invalid_feature")
         for number, edit in enumerate(edits)
@@ -222,7 +222,7 @@ def _compile_vectors(edits: Sequence[EditSpec], saes: SAEs) -> list[VectorEdit]:
 
 
 def _direction(edit: EditSpec, saes: SAEs) -> Tensor:
-    """``[d]`` float64."""
+    """Return ``[d]`` float64."""
     if isinstance(edit.target, FeatureTarget):
         return _sae(edit.target, saes).decoder_row(edit.target.index).double()
     assert isinstance(edit.target, VectorTarget)
@@ -232,7 +232,7 @@ def _direction(edit: EditSpec, saes: SAEs) -> Tensor:
 # Removed directions
 
 _Removals = Mapping[_Tokens, Sequence[EditSpec]]
-_SAME_DIRECTION = 1e-5  # a singular value below it says no more than float32 rounds off
+_SAME_DIRECTION = 1e-5  # smaller singular values are rounding errors of float32
 
 
 def _split_removals(edits: Sequence[EditSpec]) -> tuple[_Removals, list[EditSpec]]:
@@ -247,7 +247,7 @@ def _split_removals(edits: Sequence[EditSpec]) -> tuple[_Removals, list[EditSpec
 
 
 def _basis(edits: Sequence[EditSpec], saes: SAEs) -> Tensor:
-    """``[rank, d]`` float64: orthonormal, with the same span as the edits' directions."""
+    """Return ``[rank, d]`` float64: orthonormal, with the same span as the edits' directions."""
     directions = torch.stack([_direction(edit, saes) for edit in edits])
     units = directions / directions.norm(dim=1, keepdim=True)
     _, sizes, basis = torch.linalg.svd(units, full_matrices=False)
@@ -292,7 +292,7 @@ def _rule(edit: EditSpec, saes: SAEs) -> tuple[FeatureReader, FeatureRule]:
 
 
 def _direction_rule(edit: EditSpec, saes: SAEs, gates: tuple[Gate, ...]) -> tuple[FeatureReader, FeatureRule]:
-    """Along the direction of length 1; a gated vector is added as it is."""
+    """Return the direction at length 1; the vector of a gated addition is returned as it is."""
     if edit.only_if_active:
         assert isinstance(edit.target, FeatureTarget)
         gates = (*gates, Gate(_sae(edit.target, saes), edit.target.index, 0.0))

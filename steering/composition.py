@@ -1,4 +1,4 @@
-"""Compiled interventions scaled, and put one after the other, without the engine knowing.
+"""Scale compiled interventions, and apply one after the other, on top of the hook protocol.
 
 With ``P(h)`` the residual that an intervention makes of ``h`` at a site: scaled by k it makes ``h + k (P(h) - h)``, and
 followed by another one, Q, it makes ``Q(P(h))``. The engine adds up what all edits of a site make of the same ``h``; so
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 
 def scaled(intervention: Intervention, intensity: float) -> Intervention:
-    """``intensity`` times what each edit changes; 1 is the same object, 0 changes nothing. Norms are kept as before."""
+    """Return the intervention with ``intensity`` times its effect. 1 returns the same object, 0 changes nothing. Norm
+    edits are not scaled."""
     if intensity == 1:
         return intervention
     edits = [part for edit in intervention.edits for part in _scaled_edit(edit, intensity)] if intensity else []
@@ -55,7 +56,7 @@ def without_norm_limits(intervention: Intervention) -> Intervention:
 
 def followed_by(first: Intervention, then: Intervention) -> Intervention:
     """Return ``first`` and then ``then``. Raise PolicyConflictError if one of them keeps norms at a site of both."""
-    assert first.skip_token_ids == then.skip_token_ids, "both belong to one model"
+    assert first.skip_token_ids == then.skip_token_ids, "both interventions belong to the same model"
     _check_norms(first, then)
     after = [part for edit in then.edits for part in _after(edit, first.edits)]
     identity = _identity("then", first.fingerprint, then.fingerprint)
@@ -74,7 +75,7 @@ def _identity(*parts: object) -> str:
 
 
 class _Wrapper:
-    """A reader with another one inside."""
+    """A reader that wraps another reader."""
 
     def __init__(self, inner: FeatureReader, key: str) -> None:
         self._inner = inner
@@ -90,7 +91,7 @@ class _Wrapper:
 
 
 class ScaledReader(_Wrapper):
-    """Writes ``factor`` times as much: for bounds, of which no rule makes a fraction."""
+    """Multiplies what the inner reader writes by ``factor``. Used for bounds, which rules cannot scale."""
 
     def __init__(self, inner: FeatureReader, factor: float) -> None:
         super().__init__(inner, _identity("scaled", inner.key, factor))
@@ -102,7 +103,7 @@ class ScaledReader(_Wrapper):
 
 
 class AfterReader(_Wrapper):
-    """Reads the residual as ``edits``, which act on the same tokens of one site, leave it.
+    """Reads the residual as it is after ``edits``, which apply to the same tokens of one site.
 
     What it writes does not depend on the residual: SAEs that normalise their input cannot be ``inner``.
     """
@@ -113,7 +114,7 @@ class AfterReader(_Wrapper):
 
     def columns(self, features: Tensor) -> FeatureColumns:
         columns = self._inner.columns(features)
-        assert columns.normalization == "none", "policies are refused with such SAEs"
+        assert columns.normalization == "none", "policies cannot use SAEs that normalise their input"
         return FeatureColumns(write=columns.write)
 
     def activations(self, h: Tensor, features: Tensor) -> Tensor:
@@ -137,7 +138,7 @@ class _VectorStep:
 
 
 class _LimitedStep:
-    """A step that leaves residuals alone which are longer than the limit."""
+    """A step that does not change residuals whose norm exceeds the limit."""
 
     def __init__(self, step: _VectorStep | _RulesStep, limit: float) -> None:
         self.key = _identity("limited", step.key, limit)
@@ -148,7 +149,7 @@ class _LimitedStep:
 
 
 class _RuleStep:
-    """The formula is that of :mod:`inference.interventions`."""
+    """Applies the rules by the formula of :mod:`inference.interventions`."""
 
     def __init__(self, reader: FeatureReader, rule: FeatureRule) -> None:
         import torch
@@ -192,7 +193,7 @@ class _RulesStep:
 
 
 class _Placed:
-    """A tensor, copied once to each device where it is needed."""
+    """A tensor with a cached copy per device."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._copies: dict[torch.device, Tensor] = {tensor.device: tensor}
@@ -205,7 +206,7 @@ class _Placed:
 
 
 def _step(edit: Edit) -> _VectorStep | _RulesStep | _LimitedStep:
-    assert not isinstance(edit, NormEdit), "checked before"
+    assert not isinstance(edit, NormEdit), "norm edits are handled separately"
     step = _VectorStep(edit) if isinstance(edit, VectorEdit) else _RulesStep(edit)
     return step if edit.norm_limit == float("inf") else _LimitedStep(step, edit.norm_limit)
 
@@ -245,13 +246,13 @@ def _check_norms(first: Intervention, then: Intervention) -> None:
     shared = {edit.site for edit in first.edits} & {edit.site for edit in then.edits} & norms
     if shared:
         raise PolicyConflictError(
-            f"The profile cannot be used under this server's policy: one of the two preserves the norm at "
-            f"{min(shared).label}, where the other acts too."
+            "The profile cannot be combined with this server's policy: one of them keeps the norm at "
+            f"{min(shared).label}, where the other one also has edits."
         )
 
 
 def _after(edit: Edit, earlier: Sequence[Edit]) -> list[Edit]:
-    """Return the edit if no other edit acts before it; else one edit for each set of tokens on which others do."""
+    """Return the edit if no other edit precedes it; else one edit for each set of tokens on which others do."""
     if not isinstance(edit, ReaderEdit):
         return [edit]
     here = [other for other in earlier if other.site == edit.site]
@@ -262,7 +263,8 @@ def _after(edit: Edit, earlier: Sequence[Edit]) -> list[Edit]:
 
 
 def _pieces(edit: ReaderEdit, here: Sequence[Edit]) -> Iterator[ReaderEdit]:
-    """Yield pieces of the edit on whose tokens the same other edits act: by zone, segment, and where windows end."""
+    """Yield parts of the edit such that the same other edits apply to all tokens of a part: by zone, segment, and
+    window ends."""
     depends_on_segments = any(each.depends_on_segments for each in (edit, *here))
     tells_last = any(each.depends_on_last_prompt_token for each in (edit, *here))
     for phase, zone in _ZONE_PIECES if tells_last else _PHASE_PIECES:
@@ -291,7 +293,7 @@ _ZONE_OF: Mapping[Phase, Zone] = dict((*_PHASE_PIECES, *_ZONE_PIECES))
 
 
 def _starts(edits: Sequence[Edit], zone: Zone) -> frozenset[int]:
-    """Return the positions where one of the edits may start or stop to act."""
+    """Return the positions where the windows of the edits may start or end."""
     return frozenset().union(*(edit.starts_in(zone) for edit in edits))
 
 
@@ -308,7 +310,7 @@ def _cut(window: Window, cuts: frozenset[int]) -> Iterator[Window]:
 
 
 def _acting(piece: ReaderEdit, here: Sequence[Edit]) -> tuple[int, ...]:
-    """Return the indices of the edits that act on the piece's tokens."""
+    """Return the indices of the edits that apply to the part's tokens."""
     zone = _ZONE_OF[piece.phase]
     part = None if zone != "generation" or piece.segments == ALL_SEGMENTS else next(iter(piece.segments))
     place = TokenPlace(zone, piece.window.after, part, piece.segment_window.after)

@@ -20,7 +20,7 @@ class ProfileNotFoundError(SteeringError):
 
 
 class ProfileArchivedError(SteeringError):
-    """The profile was taken out of use; its versions stay for the record."""
+    """The profile is archived; its versions are kept."""
 
     status = 404
     code = "profile_archived"
@@ -33,7 +33,7 @@ class ProfileModelMismatchError(SteeringError):
 
 
 class SAEUnavailableError(SteeringError):
-    """The weights that a version was published with cannot be loaded, or are not the same any more."""
+    """The weights that a version was published with cannot be loaded, or have changed."""
 
     status = 409
     code = "sae_mismatch"
@@ -61,7 +61,7 @@ class InvalidProfileError(SteeringError):
 
 
 class NothingToPublishError(InvalidProfileError):
-    """The draft is what was published last."""
+    """The draft has the same effect as the latest version."""
 
 
 class ReviewError(InvalidProfileError):
@@ -78,7 +78,7 @@ class SAENotReadableError(SteeringError):
 
 
 class SAEChoiceError(SteeringError):
-    """The model has no SAE, or several and none was named."""
+    """The model has no SAE, or several and the request does not choose one."""
 
     code = "sae_required"
     param = "sae"
@@ -91,28 +91,28 @@ class UnknownSAEError(SteeringError):
 
 
 class PolicyConflictError(SteeringError):
-    """A profile and a policy of the server cannot be put one after the other."""
+    """A profile and a policy of the server cannot be combined."""
 
     status = 409
     code = "policy_conflict"
 
 
 class ScopeNotSupportedError(SteeringError):
-    """An edit is for a part of the answer that the model never writes."""
+    """An edit is limited to a segment that the model's output never has."""
 
     status = 409
     code = "scope_not_supported"
 
 
 class InlineSteeringError(SteeringError):
-    """Edits in a request that cannot be used; ``field`` is that of the first problem."""
+    """Edits in a request cannot be used; ``field`` is that of the first problem."""
 
     def __init__(self, message: str, field: str = "steering", code: str = "invalid_value") -> None:
         super().__init__(message, param=field, code=code)
 
     @classmethod
     def from_spec(cls, error: InvalidSpecError) -> InlineSteeringError:
-        """With the paths that the request has: its list is called features."""
+        """Build the error with the request's paths, where the list is called features."""
         message = str(error).replace("edits[", "steering.features[")
         first = error.problems[0]
         field = first.path.replace("edits", "steering.features", 1).replace(".feature.index", ".index")
@@ -120,7 +120,7 @@ class InlineSteeringError(SteeringError):
 
 
 class InUseError(SteeringError):
-    """Something else needs what was to be deleted."""
+    """The object cannot be deleted, because another one uses it."""
 
     status = 409
     code = "in_use"

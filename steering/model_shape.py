@@ -38,7 +38,7 @@ class ModelShape:
     def check(self, site: Site, d_in: int) -> None:
         """Raise IncompatibleSAEError unless an SAE of this width fits at the site."""
         if not 0 <= site.layer < self.num_layers:
-            raise IncompatibleSAEError(f"The model has layers 0 to {self.num_layers - 1}, not {site.layer}.")
+            raise IncompatibleSAEError(f"The model has layers 0 to {self.num_layers - 1}, got layer {site.layer}.")
         if self.width(site) != d_in:
             raise IncompatibleSAEError(
                 f"The SAE is {d_in} wide (d_in), but the model is {self.width(site)} wide at {site.label}."
@@ -71,9 +71,9 @@ def _text_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise IncompatibleSAEError(f"The model's {path.name} cannot be read: {error}.") from error
+        raise IncompatibleSAEError(f"The model's {path.name} could not be read: {error}.") from error
     if not isinstance(config, dict):
-        raise IncompatibleSAEError(f"The model's {path.name} does not hold an object.")
+        raise IncompatibleSAEError(f"The model's {path.name} must contain a JSON object.")
     nested = config.get("text_config")  # multimodal models nest the configuration of the language model
     return nested if isinstance(nested, dict) else config
 
@@ -89,7 +89,7 @@ def _number(config: dict[str, Any], names: tuple[str, ...], model: str) -> int:
     for name in names:
         if isinstance(config.get(name), int):
             return int(config[name])
-    raise IncompatibleSAEError(f"The configuration of the model {model} has no {names[0]}.")
+    raise IncompatibleSAEError(f"The configuration of the model {model} has no `{names[0]}`.")
 
 
 def _is_same_model(one: str, other: str) -> bool:

@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 
 
 class EngineResidualReader:
-    """A :class:`steering.measuring.measurement.ResidualReader` that uses the engine.
+    """A blocking :class:`steering.measuring.measurement.ResidualReader` that uses the engine, for threads without an
+    event loop.
 
-    It blocks, for threads without an event loop, and runs one text at a time to occupy only one place in the batch.
+    It runs one text at a time, to occupy only one place in the batch.
     """
 
     def __init__(self, name: str, text: ModelText, num_layers: int, runner: asyncio.Runner) -> None:

@@ -51,9 +51,9 @@ def register_sae(
     labels: Sequence[FeatureLabel] = (),
     health: SAEHealth | None = None,
 ) -> SAE:
-    """Checks an SAE against the model, reads its weights once, and adds it with a row per feature.
+    """Check an SAE against its model, read its weights once, and add it with one row per feature.
 
-    Raise InvalidSAEError, IncompatibleSAEError, ValidationError or SourceError where it is refused.
+    Raise InvalidSAEError, IncompatibleSAEError, ValidationError or SourceError if it is refused.
     """
     candidate = inspect_sae(location, model, layer=layer, site=site)
     return save_sae(prepared=prepare_sae(name, model, candidate, labels=labels, health=health))
@@ -61,7 +61,7 @@ def register_sae(
 
 @transaction.atomic
 def save_sae(*, prepared: PreparedSAE) -> SAE:
-    """Adds what :func:`steering.sae_registry.registration.prepare_sae` has read and checked."""
+    """Add an SAE that :func:`steering.sae_registry.registration.prepare_sae` has read and checked."""
     sae = prepared.sae
     sae.save()
     Feature.objects.bulk_create(prepared.features(), batch_size=_BATCH)
@@ -72,7 +72,7 @@ def save_sae(*, prepared: PreparedSAE) -> SAE:
 
 @transaction.atomic
 def rename_sae(*, sae: SAE) -> SAE:
-    """Write the new name of a row; its other fields describe its files and do not change."""
+    """Rename an SAE; its other fields describe its files and cannot be changed."""
     before = stored_fields(sae)
     sae.save(update_fields=["name"])
     record_saved(sae, before=before, model=sae.model.name)
@@ -106,12 +106,12 @@ def delete_sae(*, sae: SAE) -> None:
 def check_sae_is_unused(*, sae: SAE) -> None:
     """Raise InUseError if a version, a draft or a watch rule needs the SAE."""
     if version := ProfileVersion.objects.filter(saes=sae).select_related("profile").first():
-        raise InUseError(f"The SAE {sae} is needed by the published profile {version}, so it cannot be deleted.")
+        raise InUseError(f"The SAE {sae} is used by the published profile {version}, so it cannot be deleted.")
     uses = Q(feature__sae=sae) | Q(gate_feature__sae=sae)
     if edit := FeatureEdit.objects.filter(uses).select_related("profile").first():
         raise InUseError(f"The SAE {sae} is used by the draft of {edit.profile}; remove those edits first.")
     if rule := WatchRule.objects.filter(feature__sae=sae).first():
-        raise InUseError(f"The SAE {sae} is needed by the watch rule {rule}; remove the rule first.")
+        raise InUseError(f"The SAE {sae} is used by the watch rule {rule}; remove the rule first.")
 
 
 @transaction.atomic
@@ -135,7 +135,7 @@ def create_profile(
 
 @transaction.atomic
 def save_profile(*, profile: SteeringProfile, user: User | None = None) -> SteeringProfile:
-    """Write a new row, or the name and description of an existing one. Edits are saved separately."""
+    """Save a new profile, or the name and description of an existing one. Edits are saved separately."""
     before = stored_fields(profile)
     profile.save()
     record_saved(profile, before=before, user=user, model=profile.model.name, leave_out={"updated_at"})

@@ -1,4 +1,4 @@
-"""Shares profiles and vector sets with groups, and the field for it on admin pages."""
+"""Shares profiles and vector sets with groups, and provides the form field for it."""
 
 from __future__ import annotations
 

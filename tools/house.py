@@ -1,8 +1,8 @@
-"""Figures of the code: how many modules there are, how large they are, and how they import each other.
+"""Print figures of the code: how many modules there are, how large they are, and how they import each other.
 
 `python -m tools.house [FOLDER]` prints a table of the checkout in FOLDER (this one by default) and exits with 1 if
-there are import cycles. Imports inside of functions and imports for type checkers count like all others. Tests,
-benchmarks and migrations are left out.
+there are import cycles. Imports inside functions and imports for type checkers are included. Tests, benchmarks and
+migrations are left out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Graph = Mapping[str, frozenset[str]]
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A place that a chat request passes."""
+    """A module that a chat request passes, as listed in docs/architecture.md."""
 
     path: str
     name: str
@@ -36,7 +36,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class House:
-    """What was measured. ``lines`` and ``imports`` are keyed by module."""
+    """The measured figures. ``lines`` and ``imports`` are keyed by module."""
 
     lines: Mapping[str, int]
     imports: Graph

@@ -67,7 +67,7 @@ class SteppedModel(Protocol):
 
     @property
     def is_in_background(self) -> bool:
-        """Whether all of its work has background priority."""
+        """Whether all its work has background priority."""
 
     @property
     def num_running(self) -> int: ...
@@ -82,7 +82,7 @@ class SteppedModel(Protocol):
         """Return the seconds until a step can run: 0 unless static batching waits for its batch to fill."""
 
     def stats(self) -> ModelStats:
-        """May be called from any thread."""
+        """Return statistics. Callable from any thread."""
 
     def add(self, request: Any, sink: object, submitted_at: float) -> list[tuple[object, Event]]: ...
 
@@ -108,7 +108,8 @@ def stepped_model(loaded: LoadedModel, config: EngineConfig) -> SteppedModel:
 
 
 class AttachedModels:
-    """By name. Changed by the engine thread only; the dictionary is replaced, so that other threads may read."""
+    """The engines by model name. Changed by the engine thread only; the dictionary is replaced, so that other threads
+    may read."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
@@ -128,7 +129,7 @@ class AttachedModels:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences in the models' own queues."""
+        """The number of sequences in the models' own queues."""
         return sum(engine.num_waiting for engine in self._engines.values())
 
     @property
@@ -142,10 +143,10 @@ class AttachedModels:
         """Raise ModelNotAttachedError unless all models of the requests are attached."""
         for name in {request.model for request in requests}:
             if name not in self._engines:
-                raise ModelNotAttachedError(f"The model {name!r} is not loaded.")
+                raise ModelNotAttachedError(f"The model `{name}` is not loaded.")
 
     def abandon(self) -> None:
-        """Leave the models to a thread that hangs with them."""
+        """Drop all models. A hanging thread keeps those that it uses."""
         self._engines = {}
 
     # Called from the engine thread
@@ -166,7 +167,7 @@ class AttachedModels:
             return None, []
         self._engines = {n: e for n, e in self._engines.items() if n != name}
         del self._attached[name]
-        ends = engine.fail_all("model_unloaded", f"The model {name!r} was unloaded.")
+        ends = engine.fail_all("model_unloaded", f"The model `{name}` was unloaded.")
         engine.close()
         return engine, ends
 
@@ -229,9 +230,9 @@ class AttachedModels:
     def _add(self, request: Request, message: Submit) -> list[Delivery]:
         engine = self._engines.get(request.model)
         if engine is None:
-            text = f"The model {request.model!r} was unloaded."
+            text = f"The model `{request.model}` was unloaded."
             return [(message.sink, FailedEvent.before_start(request, "model_unloaded", text))]
         if not isinstance(request, engine.request_type):
-            text = f"The model {request.model!r} does not support this kind of request."
+            text = f"The model `{request.model}` does not support this kind of request."
             return [(message.sink, FailedEvent.before_start(request, "wrong_model_kind", text))]
         return engine.add(request, message.sink, message.submitted_at)

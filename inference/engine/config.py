@@ -1,4 +1,4 @@
-"""Settings of one engine, with document 003's names where it has them."""
+"""Settings of an engine."""
 
 from __future__ import annotations
 
@@ -16,30 +16,33 @@ READ_PLACES = 128  # of prompts, whose logits one step reads at most (log-probab
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """``max_batch_size`` sequences run at once; ``max_waiting_requests`` more may queue, then submit is refused.
+    """Settings of an engine.
 
-    ``batching_mode`` ``continuous`` lets sequences join and leave at each step; ``static`` waits up to
-    ``batch_wait_timeout_s`` for a full batch and runs it to its end. ``scheduler_policy`` ``fcfs`` keeps the order of
-    arrival, ``priority`` puts requests of higher priority first.
+    Batching: ``max_batch_size`` sequences run at once; ``max_waiting_requests`` more may queue, further ones are
+    refused. With ``batching_mode`` ``continuous``, sequences join and leave at each step; ``static`` waits up to
+    ``batch_wait_timeout_s`` for a full batch and runs it to its end. ``scheduler_policy`` ``fcfs`` runs requests in
+    order of arrival, ``priority`` runs those of higher priority first.
 
-    ``max_prefill_tokens`` is the token budget of prompt chunks in one step; while others decode and one prompt is
-    computed it shrinks so that a step takes at most ``max_stall_factor`` times as long as one that only decodes (0: it
-    never shrinks); each further prompt that is computed, or waits for what another one computes, adds as much.
-    ``max_seq_len`` caps prompt plus completion of a sequence; 0 takes the model's own context length.
+    ``max_prefill_tokens`` is the budget of prompt tokens in one step. While other sequences decode and one prompt is
+    computed, the budget shrinks so that a step takes at most ``max_stall_factor`` times as long as one that only
+    decodes (0: it never shrinks). Each further prompt that is computed, or that waits for a shared prefix, adds as much
+    again.
 
-    ``kv_cache_backend`` ``auto`` is ``paged``, save on a CPU without the C++ kernels, and on a GPU whose kernel reads
-    no pages if there is memory for all rows. ``kv_cache_bytes`` is the memory for keys and values of one model, of
-    which no more is taken than ``max_batch_size`` sequences can fill. With 0 who attaches a model says how much (the
-    registry, by its budget); who says nothing gets half of what is free then. ``prefix_cache`` keeps what ended
-    sequences computed for those that begin alike.
+    ``max_seq_len`` limits prompt plus completion of a sequence; 0 uses the model's context length.
 
-    ``attention_kernel`` ``auto`` takes torch's flash kernel on a GPU where it works, ``torch`` the plain operations.
+    ``kv_cache_backend`` ``auto`` is ``paged``, except on a CPU without the C++ kernels, and on a GPU whose kernel does
+    not support pages if there is memory for all rows. ``kv_cache_bytes`` is the memory for keys and values of one
+    model; at most as much is used as ``max_batch_size`` sequences can fill. With 0, the caller that attaches the model
+    sets the size (the registry, by its budget), otherwise half of the free memory is used. ``prefix_cache`` reuses the
+    keys and values of finished sequences for requests with the same prefix.
+
+    ``attention_kernel`` ``auto`` uses torch's flash kernel on a GPU where it works, ``torch`` the plain operations.
     ``cuda_graphs`` ``auto`` captures decode steps on a GPU.
 
-    ``speculative_method`` ``prompt_lookup`` drafts up to ``num_speculative_tokens`` further tokens of a sequence from
-    what followed its last ``prompt_lookup_max`` (at least ``prompt_lookup_min``) tokens before, and checks them in the
-    same step; the output stays what it is. Drafts run where the tokens that they are expected to give make up for what
-    they are measured to cost by at least ``min_speculative_gain`` (0: they always run).
+    ``speculative_method`` ``prompt_lookup`` drafts up to ``num_speculative_tokens`` tokens of a sequence from what
+    followed an earlier occurrence of its last ``prompt_lookup_max`` (at least ``prompt_lookup_min``) tokens, and
+    verifies them in the same step; the output does not change. Drafts run if their expected gain is at least
+    ``min_speculative_gain`` times their measured cost (0: always).
     """
 
     max_seq_len: int = 0
@@ -77,21 +80,21 @@ class EngineConfig:
             "prompt_lookup_min",
         ):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         for name in ("max_seq_len", "batch_wait_timeout_s", "kv_cache_bytes"):
             if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}.")
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}.")
         if self.max_stall_factor and not self.max_stall_factor > 1:
-            raise ValueError(f"max_stall_factor must be 0 or more than 1, not {self.max_stall_factor}.")
+            raise ValueError(f"max_stall_factor must be 0 or more than 1, got {self.max_stall_factor}.")
         if self.prompt_lookup_max < self.prompt_lookup_min:
             raise ValueError(
-                f"prompt_lookup_max must be at least prompt_lookup_min ({self.prompt_lookup_min}), "
-                f"not {self.prompt_lookup_max}."
+                f"prompt_lookup_max must be at least prompt_lookup_min ({self.prompt_lookup_min}), got "
+                f"{self.prompt_lookup_max}."
             )
         if self.min_speculative_gain and not self.min_speculative_gain >= 1:
-            raise ValueError(f"min_speculative_gain must be 0 or at least 1, not {self.min_speculative_gain}.")
+            raise ValueError(f"min_speculative_gain must be 0 or at least 1, got {self.min_speculative_gain}.")
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}.")
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}.")

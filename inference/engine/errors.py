@@ -21,7 +21,7 @@ class EngineDownError(EngineError):
 
 
 class QueueFullError(EngineError):
-    """Too many requests wait already; ``retry_after_s`` says when to try again."""
+    """Too many requests are waiting; ``retry_after_s`` says when to try again."""
 
     code = "server_is_overloaded"
     retry_after_s: float
@@ -43,8 +43,9 @@ class LoadError(EngineError):
 
 
 class NotEnoughMemoryError(LoadError):
-    """Memory ran out while the model was loaded, although its estimate had room. What it got by then is to be freed."""
+    """Memory ran out while the model was loaded, although the estimate fitted. The caller frees what was allocated."""
 
 
 class UnsupportedModelError(LoadError):
-    """The model's architecture needs what is not computed here; the message says what, as the end of a sentence."""
+    """The architecture needs something that is not supported. The message completes the sentence "is not supported:
+    ..."."""

@@ -25,7 +25,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """``kv_bytes`` 0 uses the engine's settings."""
+    """Attach a model. ``kv_bytes`` 0 uses the engine's settings."""
 
     loaded: LoadedModel
     kv_bytes: int = 0

@@ -86,7 +86,7 @@ class EngineLifecycle:
     def note_death(self, error: BaseException) -> None:
         """Record the error that killed the thread; :meth:`end` follows."""
         self._is_device_lost = isinstance(error, torch.AcceleratorError)
-        self._error = f"The engine died: {type(error).__name__}."
+        self._error = f"The engine thread crashed: {type(error).__name__}."
 
     def end(self, state: EngineState) -> bool:
         """Stop accepting requests. Return False if the watchdog has abandoned the engine before."""

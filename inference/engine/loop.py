@@ -128,8 +128,10 @@ class EngineLoop:
         """Raise AssertionError if accepted and scheduled sequences do not match. Call between two turns only."""
         self._models.check_integrity()
         held = self._models.num_running + self._models.num_waiting
-        assert held <= len(self._outbox), "a sequence is scheduled whose reader has its terminal event"
-        assert held == len(self._outbox) or not self._inbox.is_empty, "an accepted sequence is lost"
+        assert held <= len(self._outbox), "every scheduled sequence has an open sink"
+        assert held == len(self._outbox) or not self._inbox.is_empty, (
+            "every accepted sequence is scheduled or in the inbox"
+        )
 
     def _command(self, message: Attach | Detach) -> None:
         try:
@@ -202,7 +204,7 @@ class EngineLoop:
                 self.turn(DRAINING_WAIT_S if self._lifecycle.state == "draining" else IDLE_WAIT_S)
             self._end("engine_shutdown", "The server is shutting down.", "stopped")
         except BaseException as error:
-            logger.exception("The engine thread died.")
+            logger.exception("The engine thread crashed.")
             self._lifecycle.note_death(error)
             self._end("server_error", "The engine failed.", "failed")
 
@@ -251,7 +253,7 @@ class EngineLoop:
         except Exception as error:  # noqa: BLE001 - the caller waits for it; the thread must go on
             _fail(message, error)
         except BaseException as error:
-            _fail(message, EngineDownError(f"The engine died: {type(error).__name__}."))
+            _fail(message, EngineDownError(f"The engine thread crashed: {type(error).__name__}."))
             raise
         else:
             with suppress(InvalidStateError):  # it was abandoned meanwhile

@@ -47,11 +47,11 @@ from inference.text.grammar import GrammarError
 logger = logging.getLogger(__name__)
 
 UNEXPECTED = "The server failed on this request."
-ALL_FORBIDDEN = "No token is allowed here: the request's own constraints forbid the whole vocabulary."
+ALL_FORBIDDEN = "No token is allowed at this position: the request's constraints forbid the whole vocabulary."
 
 
 class ModelEngine:
-    """Used by the engine thread only."""
+    """One generation model. Used by the engine thread only."""
 
     request_type = GenerationRequest
 
@@ -121,7 +121,7 @@ class ModelEngine:
         return self._scheduler.num_waiting
 
     def stats(self) -> ModelStats:
-        """May be called from any thread."""
+        """Return statistics. Callable from any thread."""
         counters, drafts = self._steps.counters, self._scheduler.draft_counts
         return ModelStats(
             name=self._loaded.name,
@@ -145,7 +145,7 @@ class ModelEngine:
         )
 
     def _kv_unwritten_bytes(self) -> int:
-        """A GPU's memory is taken at once."""
+        """Return the cache memory that is not allocated yet. A GPU's memory is allocated at once."""
         return int(self._limits.kv_bytes * self._cache.unwritten_ratio) if self._limits.device == "cpu" else 0
 
     def limit_growth(self, growth: Growth) -> None:
@@ -172,7 +172,7 @@ class ModelEngine:
             return [(sink, FailedEvent.before_start(request, "sae_mismatch", str(error)))]
         except Exception:
             # Whatever a profile's or an SAE's own code or tensors raise concerns this request only.
-            logger.exception("A profile or a read could not be attached to the model.")
+            logger.exception("A profile or capture could not be attached to the model.")
             return [(sink, FailedEvent.before_start(request, "server_error", "The profile could not be applied."))]
         self._scheduler.add(sequence)
         return []
@@ -227,20 +227,24 @@ class ModelEngine:
             return self._scheduler.note_step(ran, seconds)
         except Exception:
             # No single sequence raises here, so the bookkeeping of all sequences in the step may be incomplete.
-            logger.exception("A step could not be noted.")
+            logger.exception("The scheduler could not be updated after a step.")
             return [SequenceFault(chunk.sequence, "server_error", UNEXPECTED) for chunk in ran]
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where slots, sequences and steering rows do not add up."""
+        """Raise AssertionError if slots, sequences and steering rows are inconsistent."""
         self._cache.check_integrity(self._scheduler.running)
         steered = {s.rows.fingerprint for s in self._scheduler.sequences() if s.rows is not None}
-        assert self._runner.steering.num_interventions == len(steered), "steering rows leaked"
+        assert self._runner.steering.num_interventions == len(steered), (
+            "every attached intervention belongs to a steered sequence"
+        )
         capturing = any(s.capture is not None for s in self._scheduler.sequences())
-        assert bool(self._runner.captures.num_hooks) == capturing, "capture hooks leaked"
+        assert bool(self._runner.captures.num_hooks) == capturing, "capture hooks exist exactly while sequences capture"
         scoring = any(s.scoring is not None for s in self._scheduler.sequences())
-        assert scoring or not len(self._comparisons), "distributions leaked"
-        assert all(not s.is_done for s in self._scheduler.sequences()), "an ended sequence is scheduled"
-        assert self._prompt_logprobs.keys() <= set(self._scheduler.sequences()), "prompt log-probabilities leaked"
+        assert scoring or not len(self._comparisons), "distributions are only stored while sequences score"
+        assert all(not s.is_done for s in self._scheduler.sequences()), "no finished sequence is scheduled"
+        assert self._prompt_logprobs.keys() <= set(self._scheduler.sequences()), (
+            "prompt log-probabilities belong to scheduled sequences"
+        )
 
     def close(self) -> None:
         self._runner.close()
@@ -283,7 +287,8 @@ class ModelEngine:
             deliveries += self._guarded(sequence, advance)
 
     def _guarded(self, sequence: Sequence, act: Callable[[], list[Delivery]]) -> list[Delivery]:
-        """Return the events of ``act``, or the sequence's failure if it raises; nothing for a sequence that has ended.
+        """Return the events of ``act``, or the sequence's failure if it raises; nothing for a sequence that has
+        finished.
 
         A tokenizer that fails on one sequence's tokens must not fail the others.
         """
@@ -318,7 +323,7 @@ class ModelEngine:
         """Return the captures of tokens that will not be recomputed."""
         if sequence not in output.found:
             return []
-        assert sequence.capture is not None, "something was found for it"
+        assert sequence.capture is not None, "only capturing sequences have captured rows"
         captures = sequence.capture.take(output.found[sequence], sequence.num_computed)
         if not all(np.isfinite(capture.values).all() for capture in captures):
             return self._fail_unstable(sequence, "activations are")
@@ -327,7 +332,7 @@ class ModelEngine:
     def _check_steering(self, sequence: Sequence) -> list[Delivery]:
         if sequence.steering_applied == sequence.steering_expected:
             return []
-        text = f"Steering acted {sequence.steering_applied} times instead of {sequence.steering_expected}."
+        text = f"Steering was applied {sequence.steering_applied} times instead of {sequence.steering_expected}."
         return self._fail(sequence, "steering_not_applied", text)
 
     def _note_scores(self, sequence: Sequence, scores: Scores) -> list[Delivery]:
@@ -398,13 +403,17 @@ class ModelEngine:
         return [*events, (sequence.sink, ended)]
 
     def _fail_unstable(self, sequence: Sequence, what: str = "output is") -> list[Delivery]:
-        """Fail for values that are not finite. A steered sequence blames its steering."""
+        """Fail the sequence for values that are not finite. For a steered sequence, the steering is the cause."""
         if sequence.rows is None:
             return self._fail(sequence, "server_error", f"The model's {what} not finite.")
-        return self._fail(sequence, "steering_unstable", "Steering drove the model's output out of range.")
+        return self._fail(
+            sequence,
+            "steering_unstable",
+            "The model's output is not finite because of the steering. Lower the strength.",
+        )
 
     def _fail_without_token(self, sequence: Sequence) -> list[Delivery]:
-        """Fail because no token is allowed: by a grammar in error, or by the request's own constraints."""
+        """Fail the sequence because no token is allowed: by a grammar in error, or by the request's own constraints."""
         if sequence.matcher is not None and sequence.matcher.error:
             return self._fail(sequence, "grammar_failed", sequence.matcher.error)
         return self._fail(sequence, "no_token_allowed", ALL_FORBIDDEN)

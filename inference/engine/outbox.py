@@ -39,7 +39,7 @@ class OpenSequences:
             known = self._by_sink.get(sink, {})
             fresh = {request.index: request for request in requests}
             if len(fresh) < len(requests) or not known.keys().isdisjoint(fresh):
-                raise ValueError("The sequences of one sink need different indices.")
+                raise ValueError("The sequences of a sink must have different indices.")
             self._by_sink[sink] = {**known, **fresh}
             self._count += len(fresh)
 

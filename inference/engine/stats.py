@@ -1,4 +1,4 @@
-"""What the engine and its models do at the moment, for the admin, /health and metrics."""
+"""Statistics of the engine and its models, for the admin, /health and metrics."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ EngineState = Literal["idle", "running", "draining", "stopped", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Observed values: ``counts[i]`` of them were at most ``bounds[i]`` and above the bound before, the last count is
-    of those above all bounds.
+    """A distribution of values: ``counts[i]`` of them are at most ``bounds[i]`` and above the previous bound. The last
+    count is of values above all bounds.
     """
 
     bounds: tuple[float, ...]
@@ -30,7 +30,7 @@ class Distribution:
 
 
 class BucketCounts:
-    """Counts values by size. One thread writes; :meth:`read` may be called from any."""
+    """Counts values by size. One thread writes; any thread may call :meth:`read`."""
 
     __slots__ = ("_bounds", "_counts", "_total")
 
@@ -62,10 +62,10 @@ NOTHING = Distribution((), (0,), 0.0)
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What was chosen for a model from the machine, the settings and the model itself.
+    """Limits and choices for a model, derived from the machine, the settings and the model itself.
 
-    ``num_threads`` compute on a CPU. One sequence has ``max_seq_len`` tokens at most, and ``max_batch_size`` sequences
-    run at once. The cache of ``kv_bytes`` holds ``kv_tokens`` tokens of all of them together; an embedding model has
+    ``num_threads`` compute on a CPU. A sequence has at most ``max_seq_len`` tokens, and ``max_batch_size`` sequences
+    run at once. The cache of ``kv_bytes`` holds ``kv_tokens`` tokens of all sequences together; embedding models have
     none.
     """
 
@@ -81,13 +81,13 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True)
 class ModelStats:
-    """One attached model: what it does now, and counts since it was attached.
+    """One attached model: its current state, and counts since it was attached.
 
-    ``kv_used_ratio`` is 0 to 1; ``kv_unwritten_bytes`` of the cache's memory are not taken from the device yet;
-    ``prefix_queries`` and ``prefix_hits`` count prompt tokens looked up in the prefix cache and found there;
-    ``drafts`` were checked, they had ``draft_tokens`` of which ``accepted_draft_tokens`` were right; ``steering_rows``
-    the rows of the steering tables in use; ``step_faults`` attempts at a step that raised, by code. Distributions are
-    of seconds, sequences and tokens of a step. ``kernels`` says which are used.
+    ``kv_used_ratio`` is 0 to 1; ``kv_unwritten_bytes`` of the cache's memory are not allocated on the device yet;
+    ``prefix_queries`` and ``prefix_hits`` count prompt tokens looked up and found in the prefix cache; ``drafts`` were
+    verified, with ``draft_tokens`` tokens, of which ``accepted_draft_tokens`` were accepted; ``steering_rows`` are the
+    rows of the steering tables in use; ``step_faults`` are attempts at a step that raised, by code. Distributions are
+    of seconds, sequences and tokens of a step. ``kernels`` names the kernels in use.
     """
 
     name: str
@@ -112,7 +112,7 @@ class ModelStats:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """``restarts`` counts how often the engine thread was replaced after it died."""
+    """Statistics of the engine. ``restarts`` counts how often the engine thread was replaced after a crash."""
 
     state: EngineState
     running: int = 0

@@ -39,7 +39,7 @@ class WatchedLoop(Protocol):
     def error(self) -> str: ...
 
     def abandon(self, error: str) -> None:
-        """Fail all pending work and accept nothing more."""
+        """Fail all pending work and accept no more requests."""
 
     def restart(self) -> bool:
         """Replace a dead thread. Return False if that is unsafe or was done too often."""
@@ -92,7 +92,7 @@ class Watchdog:
             if self._loop.turns - self._turns >= ENOUGH_TURNS:
                 self._break_off()
             else:
-                self._lose(f"The engine thread has not moved for {self._stall_s:g} s (MILLM_ENGINE_STALL_SECONDS).")
+                self._lose(f"The engine thread has not responded for {self._stall_s:g} s (MILLM_ENGINE_STALL_SECONDS).")
 
     def _is_silent(self) -> bool:
         now, heartbeat = self._clock(), self._loop.heartbeat
@@ -107,7 +107,7 @@ class Watchdog:
         return self._silent_s > self._stall_s
 
     def _break_off(self) -> None:
-        logger.error("The engine thread turned for %g s without progress on pending work.", self._stall_s)
+        logger.error("The engine thread has run for %g s without progress on pending work.", self._stall_s)
         self._silent_s, self._turns = 0.0, self._loop.turns
         self._loop.break_off()
 
@@ -115,12 +115,12 @@ class Watchdog:
         error = self._loop.error or "The engine thread ended."
         self._loop.abandon(error)
         if self._loop.restart():
-            logger.error("%s It is replaced; its models stay loaded.", error)
+            logger.error("%s Restarting the thread; its models stay loaded.", error)
         else:
             self._lose(error)
 
     def _lose(self, error: str) -> None:
-        logger.critical("%s The engine is lost; restart the process.", error)
+        logger.critical("%s The engine cannot recover; restart the process.", error)
         self._over.set()
         self._loop.abandon(error)
         self._on_failure(error)

@@ -1,4 +1,4 @@
-"""A model's files: where they come from, what they hold, and whether this server can serve them.
+"""A model's files: locating, downloading and checking them.
 
-Start with ``sources.py``, which turns a row's source (a directory or a Hub id) into a checked local directory.
+Start with ``sources.py``, which resolves a row's source (a directory or a Hub id) to a checked local directory.
 """

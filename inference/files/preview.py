@@ -113,7 +113,7 @@ def hub_repository(source: str, revision: str = "") -> HubRepository:
 
 def _check_size(name: str, size: int) -> None:
     if size > MAX_CONFIG_BYTES:
-        raise SourceError(f"{name} has {size} bytes; no model needs more than {MAX_CONFIG_BYTES}.")
+        raise SourceError(f"{name} has {size} bytes; the limit is {MAX_CONFIG_BYTES}.")
 
 
 def _card_licence(card: str) -> str:
@@ -131,7 +131,7 @@ def _card_licence(card: str) -> str:
 
 
 def _licence(card: Mapping[str, Any]) -> str:
-    """Return the licence, or its name if the licence is “other”."""
+    """Return the licence, or its name if the licence is "other"."""
     found = card.get("license_name") or card.get("license") or ""
     return ", ".join(map(str, found))[:200] if isinstance(found, list) else str(found)[:200]
 
@@ -142,7 +142,7 @@ PARAMETER_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 @dataclass(frozen=True, slots=True)
 class ModelPreview:
-    """``problems`` prevent serving, ``doubts`` do not. Unknown values are 0 or empty."""
+    """The preview of a model. ``problems`` prevent serving, ``doubts`` do not. Unknown values are 0 or empty."""
 
     kind: str
     architecture: str
@@ -194,13 +194,13 @@ def repository_of(source: ModelSource) -> ModelRepository:
 def _json(files: ModelRepository, name: str) -> Mapping[str, Any]:
     text = files.text(name)
     if text is None:
-        raise SourceError(f"There is no {name}; it is not a model in the Hugging Face layout.")
+        raise SourceError(f"{name} is missing; this is not a model in the Hugging Face layout.")
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise SourceError(f"{name} is not valid JSON: {error}.") from error
     if not isinstance(found, dict):
-        raise SourceError(f"{name} does not hold a JSON object.")
+        raise SourceError(f"{name} must contain a JSON object.")
     return found
 
 
@@ -233,19 +233,19 @@ def _has_chat_template(files: ModelRepository) -> bool:
 def _problems(files: ModelRepository, config: Mapping[str, Any], source: ModelSource) -> Iterator[str]:
     kind = kind_from_config(config, has_pipeline=SENTENCE_TRANSFORMERS in files.sizes)
     if kind is None:
-        yield "It is neither a causal language model nor one for embeddings or classification, so it cannot be served."
+        yield "It is not a causal language model or a model for embeddings or classification, so it cannot be served."
     elif kind == "generation" and (problem := architecture_problem(config)):
         yield problem
     if "tokenizer.json" not in files.sizes:
-        yield "It has no tokenizer.json; a fast tokenizer is needed."
+        yield "It has no tokenizer.json; a fast tokenizer is required."
     has_safe = any(fnmatch(name, SAFETENSORS) for name in files.sizes)
     has_pickles = any(fnmatch(name, PICKLE_PATTERNS[0]) for name in files.sizes)
     if not has_safe and not has_pickles:
-        yield "It has no weights that can be read (*.safetensors)."
+        yield "It has no weights in a supported format (*.safetensors)."
     elif not has_safe and not source.allow_pickle:
-        yield "It has pickled weights only, which can run code; set “allow pickle” to load them."
+        yield 'It only has pickled weights, which can run code; set "allow pickle" to load them.'
     if config.get("auto_map") and not source.trust_remote_code:
-        yield "It needs its own code; set “trust remote code” to load it."
+        yield 'It needs its own code; set "trust remote code" to load it.'
 
 
 def _doubts(files: ModelRepository, config: Mapping[str, Any]) -> Iterator[str]:
@@ -255,6 +255,6 @@ def _doubts(files: ModelRepository, config: Mapping[str, Any]) -> Iterator[str]:
             "a token with access."
         )
     if not files.licence:
-        yield "Its files name no licence; check whether you may use it."
+        yield "It does not name a licence; check whether you may use it."
     if "quantization_config" in config:
-        yield "Its weights are quantised; whether this server supports the format is checked when the model is loaded."
+        yield "Its weights are quantised. Whether the format is supported is checked when the model is loaded."

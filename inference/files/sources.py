@@ -131,7 +131,7 @@ def is_local(source: str) -> bool:
 
 
 def source_at_shell(source: str) -> str:
-    """Return the source as an operator at a shell means it: the bare name of an existing directory is a path."""
+    """Return the source as an operator enters it in a shell: the bare name of an existing directory is a path."""
     return os.path.abspath(source) if source and not is_local(source) and os.path.isdir(source) else source
 
 
@@ -159,7 +159,9 @@ def local_directory(source: str) -> Path | None:
     if is_local(source):
         path = Path(source).expanduser().resolve()
         if not path.is_dir():
-            raise SourceError(f"There is no directory {source!r}; give a directory or a Hub id such as org/model.")
+            raise SourceError(
+                f"The directory {source!r} does not exist; give a directory or a Hub id such as org/model."
+            )
         return path
     if not HUB_ID.fullmatch(source) or ".." in source or "--" in source:
         raise SourceError(f"{source[:200]!r} is neither a directory nor a Hub id such as org/model.")
@@ -168,17 +170,17 @@ def local_directory(source: str) -> Path | None:
 
 def check_directory(path: Path, source: ModelSource) -> None:
     """Raise SourceError unless the directory contains a model that can be served."""
-    config = _read_config(path)  # first, so that a directory without a model is not walked
+    config = _read_config(path)  # first, so that a directory without a model is not searched
     for number, file in enumerate(_files(path)):
         if number >= MAX_MODEL_FILES:
-            raise SourceError(f"{path} holds more than {MAX_MODEL_FILES} files; give the model's own directory.")
+            raise SourceError(f"{path} contains more than {MAX_MODEL_FILES} files; give the model's own directory.")
         _check_file(file, path)
     if kind_of_directory(path) == "generation" and (problem := architecture_problem(config)):
         raise SourceError(problem)
     _check_code(config, source)
     if not (path / "tokenizer.json").is_file():
         raise SourceError(
-            f"{path} has no tokenizer.json; a fast tokenizer is needed. Save one with the tokenizers library."
+            f"{path} has no tokenizer.json; a fast tokenizer is required. Save one with the tokenizers library."
         )
     _check_weights(path, source)
 
@@ -189,9 +191,9 @@ def kind_of_directory(path: Path) -> ModelKind:
     kind = detect_kind(path, config)
     if kind is None:
         raise SourceError(
-            f"{path} is neither a causal language model nor one for embeddings or classification (config.json names "
-            f"{_listed(config.get('architectures'))}); architectures whose name ends in ForCausalLM, Model, "
-            "ForMaskedLM or ForSequenceClassification can be served."
+            f"{path} is not a causal language model or a model for embeddings or classification (architectures in "
+            f"config.json: {_listed(config.get('architectures'))}). Supported architectures have names that end in "
+            "ForCausalLM, Model, ForMaskedLM or ForSequenceClassification."
         )
     return kind
 
@@ -252,13 +254,13 @@ def download_problem(name: str, revision: str, error: Exception) -> str:
     """Return a sentence for an error of huggingface_hub. Compares class names, so that it need not be imported."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if "GatedRepoError" in kinds:
-        return f"{name} is gated: accept its terms on the Hub and set HF_TOKEN to a token that may read it."
+        return f"{name} is gated: accept its terms on the Hub, and set HF_TOKEN to a token with access."
     if "RepositoryNotFoundError" in kinds:
-        return f"There is no {name} on the Hub, or it is private: check the id, or set HF_TOKEN."
+        return f"{name} does not exist on the Hub, or it is private: check the id, or set HF_TOKEN."
     if "RevisionNotFoundError" in kinds:
         return f"{name} has no revision {revision!r} on the Hub."
     if kinds & UNREACHABLE:
-        return f"{name} is not on this machine and the Hub cannot be reached: connect, or give a local directory."
+        return f"{name} is not on this machine and the Hub is not reachable: connect, or give a local directory."
     return f"{name} could not be downloaded: {type(error).__name__}: {error}"
 
 
@@ -273,12 +275,12 @@ def _check_file(file: Path, root: Path) -> None:
     try:
         real = file.resolve(strict=True)
     except OSError as error:
-        raise SourceError(f"{file} cannot be read: {error.strerror or error}.") from error
+        raise SourceError(f"{file} could not be read: {error.strerror or error}.") from error
     allowed = [root]
     if root.parent.name == "snapshots":
         allowed.append(root.parent.parent / "blobs")
     if not any(real.is_relative_to(folder) for folder in allowed):
-        raise SourceError(f"{file} is a link out of the model's directory; copy the file there.")
+        raise SourceError(f"{file} links to a file outside the model's directory; copy the file there.")
     if not stat.S_ISREG(real.stat().st_mode):
         raise SourceError(f"{file} is not a regular file.")
 
@@ -288,20 +290,20 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not file.is_file():
         raise SourceError(f"{path} has no config.json; it is not a model in the Hugging Face layout.")
     if file.stat().st_size > MAX_CONFIG_BYTES:
-        raise SourceError(f"{file} has {file.stat().st_size} bytes; no model needs more than {MAX_CONFIG_BYTES}.")
+        raise SourceError(f"{file} has {file.stat().st_size} bytes; the limit is {MAX_CONFIG_BYTES}.")
     try:
         config = json.loads(file.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
         raise SourceError(f"{file} is not valid JSON: {error}.") from error
     if not isinstance(config, dict):
-        raise SourceError(f"{file} does not hold a JSON object.")
+        raise SourceError(f"{file} must contain a JSON object.")
     return config
 
 
 def _check_code(config: dict[str, Any], source: ModelSource) -> None:
     if config.get("auto_map") and not source.trust_remote_code:
         raise SourceError(
-            f"{source.source} brings its own code; allow that with --trust-remote-code if you trust it, and "
+            f"{source.source} needs its own code; if you trust it, allow that with --trust-remote-code and "
             "MILLM_ALLOW_REMOTE_CODE=true."
         )
 
@@ -317,6 +319,6 @@ def _check_weights(path: Path, source: ModelSource) -> None:
         raise SourceError(f"{path} has no weights (*.safetensors).")
     if not source.allow_pickle:
         raise SourceError(
-            f"{path} has pickled weights only, which can run code; allow that with --allow-pickle and "
+            f"{path} only has pickled weights, which can run code; allow that with --allow-pickle and "
             "MILLM_ALLOW_REMOTE_CODE=true."
         )

@@ -41,4 +41,4 @@ def stamp(file: Path) -> Stamp | None:
 def _compare(files: Sequence[Path], before: Sequence[Stamp | None], error: Exception | None) -> None:
     for file, old in zip(files, before, strict=True):
         if stamp(file) != old:
-            raise FileChangedError(f"{file.name} changed while it was read") from error
+            raise FileChangedError(f"{file.name} changed while it was being read") from error

@@ -15,7 +15,7 @@ from jobs.services import enqueue_job
 
 
 class ModelCommand(BaseCommand):
-    """``kind``: the kind of job. ``verb`` and ``done``: words for the output."""
+    """Enqueues a job of ``kind`` about a model. ``verb`` and ``done`` are words of the output."""
 
     kind: ClassVar[str]
     verb: ClassVar[str]
@@ -28,7 +28,7 @@ class ModelCommand(BaseCommand):
 
     def handle(self, *, name: str, no_wait: bool, **options: Any) -> None:
         if not LanguageModel.objects.filter(name=name).exists():
-            raise CommandError(f"There is no model {name}; register it with add_model first.")
+            raise CommandError(f"The model {name} does not exist; register it with add_model first.")
         params = {"model": name, **self.params(options)}
         job = enqueue_job(kind=self.kind, params=params, title=f"{self.verb} {name}")
         if not no_wait:
@@ -45,5 +45,5 @@ class ModelCommand(BaseCommand):
         if job.has_ended and job.state != Job.State.SUCCEEDED:
             raise CommandError(f"The job {job.state}. {job.error}".strip())
         if not as_json:
-            queued = f"The job {job.pk} is queued; the running server takes it."
+            queued = f"Queued job {job.pk}; the running server executes it."
             self.stdout.write(self.style.SUCCESS(f"{name} {self.done}" if job.has_ended else queued))

@@ -95,11 +95,11 @@ class LoaderThread:
             act()
         except Exception as error:
             if done is None:
-                logger.warning("The model loader's housekeeping failed: %s", error, exc_info=not _is_outage(error))
+                logger.warning("The model loader's periodic work failed: %s", error, exc_info=not _is_outage(error))
             else:
                 done.set_exception(error)
         except BaseException as error:  # it would end the thread, and every waiting caller would wait forever
-            logger.exception("The model loader survived a %s.", type(error).__name__)
+            logger.exception("The model loader recovered from a %s.", type(error).__name__)
             if done is not None:  # not the error itself: a SystemExit would end the waiting event loop
                 done.set_exception(EngineError(f"The model loader failed ({type(error).__name__}); see the log."))
         else:

@@ -70,7 +70,7 @@ class LoadedModels:
 
 
 GIB = 2**30
-LEAST_SHARES = 2  # of the spare memory, so that a model registered later finds some
+LEAST_SHARES = 2  # of the spare memory, so that models registered later fit as well
 
 
 class InsufficientMemoryError(EngineError):
@@ -125,7 +125,7 @@ class MemoryPlan:
         if self.needed > self.free + _size(idle):
             busy = [entry.name for entry in self.unpinned if entry not in idle]
             text = self._refusal(self.free + _size(idle))
-            raise ModelsBusyError(f"{text} It would fit without models that are busy now: {', '.join(busy)}.")
+            raise ModelsBusyError(f"{text} It would fit if these busy models were unloaded: {', '.join(busy)}.")
         chosen: list[LoadedEntry] = []
         for entry in idle:
             if self.needed <= self.free + _size(chosen):
@@ -141,11 +141,10 @@ class MemoryPlan:
 
     def _refusal(self, available: int) -> str:
         return (
-            f"{self.name} needs about {gibibytes(self.needed)} of memory on {self.device}, and "
-            f"{gibibytes(available)} can be made available (the budget is {gibibytes(self.budget)}). "
-            f"It needs {self._parts()}. "
-            "Choose a smaller dtype or context length, unload or unpin another model, lower MILLM_KV_CACHE_BYTES or "
-            "raise MILLM_MEMORY_BUDGET."
+            f"{self.name} needs about {gibibytes(self.needed)} of memory on {self.device}, but at most "
+            f"{gibibytes(available)} can be made available (the budget is {gibibytes(self.budget)}). It needs "
+            f"{self._parts()}. Choose a smaller dtype or context length, unload or unpin another model, lower "
+            "MILLM_KV_CACHE_BYTES or raise MILLM_MEMORY_BUDGET."
         )
 
     def _parts(self) -> str:

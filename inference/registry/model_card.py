@@ -1,4 +1,4 @@
-"""The result of asking for a model: a model that is ready, or the reason why there is none."""
+"""The result of looking up a model: a model that is ready, or the reason why it is not."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ class ModelLoadFailedError(ModelNotReadyError):
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """A loaded model on the web side: tokenizer, chat template and dialect (``text``), limits and labels, no weights.
+    """A loaded model for the web side: tokenizer, chat template and dialect (``text``), limits and labels, but no
+    weights.
 
-    Prompts are encoded and parameters are checked with it, so that the engine gets token ids and may be elsewhere.
+    Prompts are encoded and parameters are checked with it, so that the engine gets token ids and could run elsewhere.
     Pickled, it is the tokenizer's JSON, the sources of the templates, and plain facts.
     """
 

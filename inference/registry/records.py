@@ -17,14 +17,14 @@ from inference.text.chat_template import ChatTemplateError
 
 
 class ModelNotFoundError(MillmError, LookupError):
-    """No registered model has that name or alias."""
+    """No registered model has this name or alias."""
 
     status = 404
     code = "model_not_found"
     param = "model"
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"The model “{quote(name)}” does not exist. GET /v1/models lists the models of this server.")
+        super().__init__(f"The model `{quote(name)}` does not exist. GET /v1/models lists the models of this server.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def write_state(pk: int, state: LanguageModel.State, **fields: Any) -> None:
             LanguageModel.objects.filter(pk=pk).update(state=state, **values)
             model_table.invalidate()
     except (DatabaseError, InterfaceError) as error:
-        logger.warning("The state %s of model %s could not be written: %s", state, pk, error)
+        logger.warning("The state %s of model %s could not be saved: %s", state, pk, error)
 
 
 def reset_states(*, keep: Collection[int] = ()) -> None:

@@ -123,7 +123,7 @@ class ModelRegistry:
         return LoadStatus(running, running is None and self._loads.get(name) is not None, retry_in_s)
 
     def max_model_len(self, name: str) -> int | None:
-        """Return the model's context length; None if neither its row nor a load has told it yet."""
+        """Return the model's context length; None if neither its row nor a load has set it yet."""
         record = self.find(name)
         entry = self._loaded_models.get(record.name)
         return record.max_model_len if entry is None else entry.loaded.max_model_len
@@ -188,7 +188,7 @@ class ModelRegistry:
         self._loader.stop(self._write_all_unloaded, timeout_s)
 
     def housekeep(self) -> None:
-        """Unload models whose keep-alive has expired or whose row is gone. The loader thread calls it every second."""
+        """Unload models that have expired or whose row was deleted. The loader thread calls it every second."""
         if not self._is_booted:
             self._boot()
         records = {record.name: record for record in self.records()}
@@ -222,7 +222,7 @@ class ModelRegistry:
         """Raise the error for a load that ended without a model."""
         failure = self._failures.get(record.name)
         if failure is None:
-            raise ModelNotReadyError(f"The model {record.name} was unloaded meanwhile; try again.", 1.0)
+            raise ModelNotReadyError(f"The model {record.name} was unloaded in the meantime; try again.", 1.0)
         raise ModelLoadFailedError(failure.message, max(1.0, failure.retry_at - self._clock()))
 
     def _begin_load(self, record: ModelRecord) -> Future[None]:
@@ -297,9 +297,9 @@ class ModelRegistry:
 
     def _load(self, name: str) -> None:
         load = self._loads.get(name)
-        if load is None:  # the model was unloaded before there was memory for it
+        if load is None:  # the model was unloaded before memory became available
             return
-        if self._loaded_models.get(name) is not None:  # it is leaving, and later requests need it again
+        if self._loaded_models.get(name) is not None:  # it is being unloaded, and later requests need it again
             self._retry_after_unload(load)
             return
         record, is_short = load.record, False
@@ -318,7 +318,7 @@ class ModelRegistry:
         else:
             self._failures.forget(record.name)
             write_state(record.pk, LanguageModel.State.LOADED, loaded_at=timezone.now(), **found)
-        if is_short:  # only now: the error referred to what had been loaded
+        if is_short:  # only now: the error referred to the loaded model
             self._loading.free_unused()
         self._loads.end(load)
 
@@ -326,7 +326,9 @@ class ModelRegistry:
         if self._loads.age_s(load) < self._load_timeout_s:
             self._try_again(load)
             return
-        message = f"{load.record.name} is being unloaded and still answers requests; try again when they have finished."
+        message = (
+            f"{load.record.name} is being unloaded and still has running requests; try again when they have finished."
+        )
         self._note_failure(load.record, message)
         self._loads.end(load)
 

@@ -47,9 +47,7 @@ class ChatTemplate:
         make_budget: Callable[[], RenderBudget] = RenderBudget,
     ) -> None:
         if len(source) > MAX_SOURCE_CHARS:
-            raise ChatTemplateError(
-                f"The chat template has {len(source)} characters; at most {MAX_SOURCE_CHARS} are allowed."
-            )
+            raise ChatTemplateError(f"The chat template has {len(source)} characters; the limit is {MAX_SOURCE_CHARS}.")
         self.source = source
         self._make_budget = make_budget
         self._special_tokens = dict(special_tokens or {})
@@ -86,7 +84,7 @@ class ChatTemplate:
         """
         for name in kwargs or {}:
             if name in RESERVED_NAMES or name.startswith("_"):
-                raise ChatTemplateError(f"{name} cannot be set as a variable of the chat template.")
+                raise ChatTemplateError(f"`{name}` cannot be set as a variable of the chat template.")
         variables = {
             **self._special_tokens,
             **(kwargs or {}),
@@ -170,7 +168,9 @@ def _joined_text(parts: Any) -> Any:
         return parts
     texts = [part if isinstance(part, str) else part.get("text") for part in parts]
     if not all(isinstance(text, str) for text in texts):
-        raise ChatTemplateError("This model's chat template takes text only; a message has a part that is not text.")
+        raise ChatTemplateError(
+            "This model's chat template only supports text, but a message has a part that is not text."
+        )
     return "\n".join(texts)
 
 

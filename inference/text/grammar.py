@@ -63,7 +63,7 @@ def check_schema(schema: Any, *, max_pattern_length: int) -> None:
         num_values += len(part["enum"]) if isinstance(part.get("enum"), list) else 0
         stack.extend((inner, depth + 1, f"{pointer}/{place}") for place, inner in _subschemas(part))
     if num_values > MAX_ENUM_VALUES:
-        raise SchemaRuleError(f"Its enums have {num_values} values, {MAX_ENUM_VALUES} are allowed.")
+        raise SchemaRuleError(f"Its enums have {num_values} values; the limit is {MAX_ENUM_VALUES}.")
 
 
 def _at(pointer: str) -> str:
@@ -88,8 +88,8 @@ def _is_private(name: str) -> bool:
 def _check_reference(reference: Any, pointer: str) -> None:
     if reference is not None and not (isinstance(reference, str) and reference.startswith("#")):
         raise SchemaRuleError(
-            f"The reference `{str(reference)[:200]}`{_at(pointer)} does not begin with `#`: references into the schema "
-            "itself are allowed, nothing is fetched."
+            f"The reference `{str(reference)[:200]}`{_at(pointer)} does not begin with `#`. Only references within "
+            "the schema are supported."
         )
 
 
@@ -97,7 +97,7 @@ def _check_patterns(part: dict[str, Any], max_length: int, pointer: str) -> None
     named = part.get("patternProperties")
     for pattern in (part.get("pattern"), *(named if isinstance(named, dict) else ())):
         if isinstance(pattern, str) and len(pattern) > max_length:
-            raise SchemaRuleError(f"A pattern{_at(pointer)} has {len(pattern)} characters, {max_length} are allowed.")
+            raise SchemaRuleError(f"A pattern{_at(pointer)} has {len(pattern)} characters; the limit is {max_length}.")
 
 
 def _check_integers(part: dict[str, Any], pointer: str) -> None:
@@ -111,7 +111,7 @@ def _check_integers(part: dict[str, Any], pointer: str) -> None:
             stack.extend((f"{place}/{number}", inner) for number, inner in enumerate(value))
         elif isinstance(value, int) and abs(value) > MAX_INTEGER and (place, value) != ("maximum", _INT64_MAX):
             raise SchemaRuleError(
-                f"The integer{_at(f'{pointer}/{place}')} has to be between {-MAX_INTEGER} and {MAX_INTEGER}."
+                f"The integer{_at(f'{pointer}/{place}')} must be between {-MAX_INTEGER} and {MAX_INTEGER}."
             )
 
 
@@ -150,7 +150,9 @@ class GrammarError(MillmError, ValueError):
     def at(self, param: str, *, is_schema: bool) -> MillmError:
         """Return the error for the field of the request that has the grammar, or the JSON schema."""
         noun = "schema" if is_schema else "grammar"
-        return MillmError(f"{param}: the {noun} cannot be used. {self.message}", code=f"invalid_{noun}", param=param)
+        return MillmError(
+            f"The {noun} in `{param}` cannot be used. {self.message}", code=f"invalid_{noun}", param=param
+        )
 
 
 class GrammarBusyError(MillmError):
@@ -200,14 +202,14 @@ class Grammar:
         """Raise GrammarError if the grammar exceeds a limit that needs no compiler."""
         size = len(self.source.encode("utf-8", "surrogatepass"))
         if size > MAX_SOURCE_BYTES:
-            raise GrammarError(f"It has {size} bytes, {MAX_SOURCE_BYTES} are allowed.")
+            raise GrammarError(f"It has {size} bytes; the limit is {MAX_SOURCE_BYTES}.")
         match self.kind:
             case "json_schema":
                 _check_schema(self.source)
             case "regex" if len(self.source) > MAX_REGEX_LENGTH:
-                raise GrammarError(f"It has {len(self.source)} characters, {MAX_REGEX_LENGTH} are allowed.")
+                raise GrammarError(f"It has {len(self.source)} characters; the limit is {MAX_REGEX_LENGTH}.")
             case "choice" if len(json.loads(self.source)) > MAX_CHOICES:
-                raise GrammarError(f"There are {len(json.loads(self.source))} choices, {MAX_CHOICES} are allowed.")
+                raise GrammarError(f"There are {len(json.loads(self.source))} choices; the limit is {MAX_CHOICES}.")
             case "composed":
                 for part in self.parts.values():
                     part.check()
@@ -219,6 +221,6 @@ def _check_schema(source: str) -> None:
     try:
         check_schema(json.loads(source), max_pattern_length=MAX_REGEX_LENGTH)
     except (json.JSONDecodeError, RecursionError):
-        raise GrammarError("It is not valid JSON, or nested too deeply.") from None
+        raise GrammarError("It is not valid JSON, or it is nested too deeply.") from None
     except SchemaRuleError as error:
         raise GrammarError(str(error)) from None

@@ -115,7 +115,7 @@ class GrammarCompiler:
             self._vocabulary = read_vocabulary(tokenizer, vocab_size, eos_token_ids)
         except Exception as error:
             logger.warning("Grammars are not available for a model.", exc_info=True)
-            self._vocabulary = GrammarError(f"This model cannot follow grammars: {error}")
+            self._vocabulary = GrammarError(f"This model does not support grammars: {error}")
         self._caching = threading.Lock()
         self._templates: OrderedDict[Grammar, LLMatcher] = OrderedDict()
 
@@ -136,7 +136,7 @@ class GrammarCompiler:
             raise GrammarBusyError("The server is busy compiling other grammars; try again.")
         if not waiter.done():
             waiter.cancel()  # its result is not needed; llguidance's limits end it
-            raise GrammarError(f"It takes longer than {max_compile_s:g} s to compile.")
+            raise GrammarError(f"Compiling it takes longer than {max_compile_s:g} s. Simplify it.")
         waiter.result()
 
     def template(self, grammar: Grammar) -> LLMatcher:
@@ -174,7 +174,7 @@ class GrammarCompiler:
         trial = template.deep_copy()
         trial.compute_bitmask()
         if trial.is_error():
-            raise GrammarError("Nothing can match it, or it is too complex.")
+            raise GrammarError("No output can match it, or it is too complex.")
         return template
 
 

@@ -54,7 +54,7 @@ class PromptTooLongError(MillmError, ValueError):
 
     def __init__(self, num_chars: int, max_chars: int, max_model_len: int) -> None:
         super().__init__(
-            f"The prompt has {num_chars} characters; this model's context of {max_model_len} tokens takes at most "
+            f"The prompt has {num_chars} characters; this model's context of {max_model_len} tokens fits at most "
             f"{max_chars}. Shorten the prompt."
         )
         self.num_chars = num_chars
@@ -189,7 +189,7 @@ class ModelText:
     def _template_for(self, tools: Sequence[Mapping[str, Any]] | None) -> ChatTemplate:
         if not self._templates:
             raise ChatTemplateError(
-                "This model has no chat template: use the completions endpoint, or give it a template in the admin."
+                "This model has no chat template. Use the completions endpoint, or set a template in the admin."
             )
         return self._templates.get("tool_use" if tools else "default") or self._templates["default"]
 
@@ -214,7 +214,9 @@ def _cut_after(text: str, content: str) -> str:
         place = text.rfind(written) if written else -1
         if place >= 0:
             return text[: place + len(written)]
-    raise ChatTemplateError("it changes the text of the last message, which therefore cannot be continued")
+    raise ChatTemplateError(
+        "The chat template changes the text of the last message, which therefore cannot be continued."
+    )
 
 
 def _num_chars(value: Any) -> int:

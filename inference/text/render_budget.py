@@ -34,7 +34,7 @@ class RenderBudget:
         """Spend ``units``. Raise TemplateLimitError if they or the time are used up."""
         self.left -= units
         if self.left < 0:
-            raise TemplateLimitError("it builds more text than a chat template may")
+            raise TemplateLimitError("it builds too much text")
         if self.left < self._next_reading:
             self._next_reading = self.left - UNITS_PER_CLOCK_READING
             if time.thread_time() > self._ends_at:

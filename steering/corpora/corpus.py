@@ -36,7 +36,7 @@ class CorpusError(MillmError):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text, or a chat in the OpenAI message form."""
+    """A text, or a chat as OpenAI messages."""
 
     text: str = ""
     messages: tuple[Mapping[str, Any], ...] = ()
@@ -76,7 +76,7 @@ def read_corpus(source: str = "") -> Corpus:
     data = _content(path)
     documents = tuple(_records(data, path.name) if path.suffix in {".jsonl", ".ndjson"} else _paragraphs(data, path))
     if not documents:
-        raise CorpusError(f"{path.name} holds no texts.")
+        raise CorpusError(f"{path.name} contains no texts.")
     return Corpus(path.stem if source else DEFAULT_NAME, version_of(data), documents)
 
 
@@ -92,7 +92,7 @@ def tokenise(corpus: Corpus, text: ModelText, num_tokens: int) -> list[Tokenised
     pieces = (piece for document in corpus.documents for piece in _pieces(document, text))
     found = list(take_tokens(pieces, num_tokens))
     if not found:
-        raise CorpusError(f"The corpus {corpus.name} holds no tokens for this model.")
+        raise CorpusError(f"The corpus {corpus.name} has no tokens that can be measured with this model.")
     return found
 
 
@@ -123,15 +123,15 @@ def _encoded(whole: str, text: ModelText) -> Iterator[list[int]]:
 
 def _content(path: Path) -> bytes:
     if path.suffix not in {".jsonl", ".ndjson", ".txt"}:
-        raise CorpusError(f"{path.name}: a corpus is a .jsonl, .ndjson or .txt file.")
+        raise CorpusError(f"{path.name}: a corpus must be a .jsonl, .ndjson or .txt file.")
     if not path.is_file():
-        raise CorpusError(f"There is no file {path}.")
+        raise CorpusError(f"The file {path} does not exist.")
     if path.stat().st_size > _MAX_BYTES:
-        raise CorpusError(f"{path.name} has {path.stat().st_size} bytes; at most {_MAX_BYTES} are read.")
+        raise CorpusError(f"{path.name} has {path.stat().st_size} bytes; the limit is {_MAX_BYTES}.")
     try:
         return path.read_bytes()
     except OSError as error:
-        raise CorpusError(f"{path.name} cannot be read: {error.strerror}.") from error
+        raise CorpusError(f"{path.name} could not be read: {error.strerror}.") from error
 
 
 def _records(data: bytes, name: str) -> Iterator[Document]:
@@ -144,20 +144,20 @@ def _record(line: str, place: str) -> Document:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise CorpusError(f"{place}: this is not JSON.") from error
+        raise CorpusError(f"{place}: not valid JSON.") from error
     if isinstance(value, dict) and isinstance(value.get("text"), str):
         return Document(text=_checked(value["text"], place))
     if isinstance(value, dict) and isinstance(value.get("messages"), list):
         return Document(messages=tuple(_messages(value["messages"], place)))
-    raise CorpusError(f"{place}: expected is an object with “text” or “messages”.")
+    raise CorpusError(f"{place}: expected an object with `text` or `messages`.")
 
 
 def _messages(values: list[object], place: str) -> Iterator[Mapping[str, Any]]:
     if not 0 < len(values) <= _MAX_MESSAGES:
-        raise CorpusError(f"{place}: a chat has 1 to {_MAX_MESSAGES} messages, not {len(values)}.")
+        raise CorpusError(f"{place}: a chat must have 1 to {_MAX_MESSAGES} messages, got {len(values)}.")
     for value in values:
         if not isinstance(value, dict) or not all(isinstance(value.get(key), str) for key in ("role", "content")):
-            raise CorpusError(f"{place}: each message needs “role” and “content” as texts.")
+            raise CorpusError(f"{place}: `role` and `content` of each message must be strings.")
         yield {"role": value["role"], "content": _checked(value["content"], place)}
 
 
@@ -171,13 +171,13 @@ def _text(data: bytes, name: str) -> str:
     try:
         return data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
-        raise CorpusError(f"{name} is not UTF-8 text.") from error
+        raise CorpusError(f"{name} is not valid UTF-8.") from error
 
 
 def _checked(text: str, place: str) -> str:
     """Return the text. Raise CorpusError for characters that the database cannot store in examples."""
     if len(text) > _MAX_CHARS:
-        raise CorpusError(f"{place}: a text of {len(text)} characters; at most {_MAX_CHARS} are read, so split it.")
+        raise CorpusError(f"{place}: the text has {len(text)} characters; the limit is {_MAX_CHARS}. Split it.")
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-        raise CorpusError(f"{place}: a text must not contain NUL or half a surrogate pair.")
+        raise CorpusError(f"{place}: the text must not contain NUL or unpaired surrogates.")
     return text

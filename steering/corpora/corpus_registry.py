@@ -32,7 +32,7 @@ def open_corpus(name: str) -> Corpus:
         return _providers[name]()
     path = _files().get(name)
     if path is None:
-        raise CorpusError(f"There is no corpus {name!r}; there are {', '.join(corpus_names())}.")
+        raise CorpusError(f"There is no corpus {name!r}. Available: {', '.join(corpus_names())}.")
     return read_corpus(str(path))
 
 

@@ -1,4 +1,4 @@
-"""Installs the demo that the project ships: model, SAE with labelled features, published profiles."""
+"""Installs the included demo: model, SAE with labelled features, published profiles."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ ARTIFACTS = Path(__file__).with_name("artifacts")
 MODEL_NAME = "demo"
 SAE_NAME = "demo-sae"
 SAMPLING = {"temperature": 0.8}
-_LOCK = 0x6D694C44  # "miLD": any number that no other program on this database takes
+_LOCK = 0x6D694C44  # "miLD": an arbitrary number that no other program uses on this database
 
 
 @dataclass(frozen=True, slots=True)
 class InstalledDemo:
-    """``published`` lists the profile versions that this run published, none when all was there already."""
+    """The result of an installation. ``published`` lists the profile versions that this run published; it is empty if
+    all existed already."""
 
     model: LanguageModel
     sae: SAE
@@ -45,18 +46,18 @@ class InstalledDemo:
 
 
 class DemoError(MillmError):
-    """The demo was not installed; the message says why."""
+    """The demo could not be installed; the message says why."""
 
 
 def install_demo(artifacts: Path = ARTIFACTS, *, measures: bool = False, owner: User | None = None) -> InstalledDemo:
-    """Brings the database to what ``artifacts`` holds; quick, and without loading torch, when it is there already.
+    """Install the demo from ``artifacts``. Fast, and without loading torch, if it is already installed.
 
-    What somebody changed is left alone: the model's settings, the labels, and profiles whose draft was edited or that
-    somebody published. Two at once take turns. DemoError leaves everything as it was. With ``measures`` a job of
-    ``owner`` finds the histograms and the strongest texts of an SAE that was not there yet.
+    Users' changes are kept: settings of the model, labels, and profiles whose draft was edited or that were published.
+    Concurrent runs take turns. Raise DemoError without any changes. With ``measures``, a job of ``owner`` computes
+    histograms and top examples of a newly installed SAE.
     """
     if not (artifacts / "profiles.json").is_file():
-        raise DemoError(f"The demo's files are not in {artifacts}; “manage.py train_demo” makes them.")
+        raise DemoError(f"The demo's files are missing in {artifacts}. Run `manage.py train_demo` to create them.")
     try:
         return _install(artifacts, partial(add_sae, measures=measures, owner=owner))
     except ValidationError as error:
@@ -108,7 +109,7 @@ def _install_sae(model: LanguageModel, artifacts: Path, add: Callable[..., Added
 
 
 def _retire(sae: SAE) -> None:
-    """Versions of profiles still name the SAE that was shipped before; its weights are gone, and they say so."""
+    """Rename an older SAE of the demo. Profile versions that use it can no longer be applied."""
     sae.name = f"{SAE_NAME}-{sae.checksum[:8]}"
     sae.save(update_fields=["name"])
     registered_saes.invalidate()
@@ -126,7 +127,7 @@ def _install_profile(model: LanguageModel, sae: SAE, entry: Mapping[str, Any]) -
         return None
     else:
         services.replace_draft(profile=profile, edits=edits)
-    # What ships with the project was reviewed with it.
+    # The included profiles were reviewed with the project.
     return str(services.publish_profile(profile=profile, note=entry.get("note", ""), needs_review=False))
 
 

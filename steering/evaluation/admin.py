@@ -1,4 +1,4 @@
-"""Evaluations in the admin: reports to look at, to take along and to use."""
+"""Evaluations in the admin: viewing and downloading reports, and applying calibrations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FILES: dict[str, tuple[str, Callable[[Evaluation], str]]] = {
 
 @admin.register(Evaluation)
 class EvaluationAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
-    """Read-only; made by jobs."""
+    """Reports of evaluations, read-only."""
 
     empty_words = "No evaluations yet. Start a sweep, a calibration or a comparison from a published version's page."
     list_display = ("__str__", "kind", "of_model", "created_by", "created_at")
@@ -91,7 +91,7 @@ class EvaluationAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes n
         return answer
 
     def use_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Make the proposed strength the draft's."""
+        """Apply the proposed strength to the draft."""
         evaluation = self.get_object(request, unquote(object_id))
         if evaluation is None:
             raise Http404

@@ -40,7 +40,7 @@ class EvaluationForm(forms.Form):
     params: EvaluationParams
 
     def __init__(self, version: ProfileVersion, others: QuerySet[ProfileVersion], data: Any = None) -> None:
-        """``others`` are the versions that a comparison may choose from."""
+        """``others`` are the versions to choose from in a comparison."""
         super().__init__(data)
         self.version = version
 

@@ -1,4 +1,4 @@
-"""A line plot as SVG. It has no script and no style of its own: colours come from the page, light or dark."""
+"""A line plot as SVG, without scripts or styles of its own: the page provides the colours, light or dark."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from django.utils.safestring import SafeString
 WIDTH, HEIGHT = 420, 240
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 28, 44
 MAX_TICKS = 6
-MANY = 10_000  # from here on without a fraction, and never as a power of ten
+MANY = 10_000  # larger values have no fraction and no power of ten
 
 
 @dataclass(frozen=True)
 class Plot:
-    """``level``: a horizontal line that the curve is to meet."""
+    """A line plot. ``level`` is the target value, drawn as a horizontal line."""
 
     title: str
     x_label: str
@@ -25,7 +25,7 @@ class Plot:
     level: float | None = None
 
     def svg(self) -> SafeString:
-        """Nothing where there are no points."""
+        """Return the SVG; empty without points."""
         if not self.points:
             return SafeString("")
         points = sorted(self.points)
@@ -54,7 +54,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class _Axis:
-    """Values from ``low`` to ``high`` on pixels from ``start`` to ``end``."""
+    """Map values from ``low`` to ``high`` to pixels from ``start`` to ``end``."""
 
     low: float
     high: float
@@ -65,7 +65,7 @@ class _Axis:
     @classmethod
     def over(cls, values: Sequence[float], start: float, end: float) -> _Axis:
         low, high = min(values), max(values)
-        if low == high:  # from nothing up to the one value, so that it is seen for what it is
+        if low == high:  # a single value: the axis starts at 0
             low, high = min(low, 0.0), max(high, 0.0 if low else 1.0)
         step = _nice((high - low) / (MAX_TICKS - 1))
         low, high = math.floor(low / step) * step, math.ceil(high / step) * step

@@ -60,7 +60,7 @@ def report_json(evaluation: Evaluation) -> str:
 
 
 def report_csv(evaluation: Evaluation) -> str:
-    """Return one row for each strength, or for each prompt of a comparison. No cell is a formula for spreadsheets."""
+    """Return one row for each strength, or for each prompt of a comparison. Cells are never formulas."""
     table = _TABLES[evaluation.kind](evaluation.result)
     lines = io.StringIO()
     writer = csv.writer(lines)

@@ -1,4 +1,4 @@
-"""Generates texts for evaluations, and compares two steerings token by token on the same texts."""
+"""Generates texts for evaluations, and compares two interventions token by token on the same texts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TextPiece:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedAnswer:
-    """A generated answer, or the reason why there is none (``failure``)."""
+    """A generated answer, or the reason for its failure (``failure``)."""
 
     token_ids: tuple[int, ...] = ()
     pieces: tuple[TextPiece, ...] = ()
@@ -68,7 +68,7 @@ class GeneratedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class AnswerComparison:
-    """Two steerings compared on one text, token by token; ``activations`` were captured under the second one."""
+    """Two interventions compared on one text, token by token; ``activations`` were captured under the second one."""
 
     kl: tuple[float, ...] = ()
     ours: tuple[float, ...] = ()
@@ -112,7 +112,7 @@ class EvaluationRunner:
         theirs: PublishedVersion | None,
         read: CaptureSpec | None = None,
     ) -> list[AnswerComparison]:
-        """Compare both steerings on each answer. An answer without tokens yields a failed comparison."""
+        """Compare both interventions on each answer. An answer without tokens yields a failed comparison."""
         return _run(self._compare(texts, ours, theirs, read))
 
     async def _generate(
@@ -171,7 +171,7 @@ class EvaluationRunner:
     async def _ready(self) -> ModelCard:
         ready = await get_registry().ready(self.model)
         if ready.kind != "generation":
-            raise EvaluationError(f"The model {self.model} cannot generate text; it is a model for {ready.kind}.")
+            raise EvaluationError(f"The model {self.model} cannot generate text; it is for {ready.kind}.")
         return ready
 
     async def _steering(self, ready: ModelCard, version: PublishedVersion | None) -> SteeringRef | None:
@@ -213,7 +213,7 @@ async def _events(requests: Sequence[GenerationRequest]) -> list[list[Event]]:
     try:
         return await Run(get_client(), requests, waits=True, tolerated=UNSTABLE).collect()
     except SequenceFailedError as error:
-        raise EvaluationError(f"The engine refused the evaluation ({error.code}): {error}") from error
+        raise EvaluationError(f"The engine rejected the evaluation ({error.code}): {error}") from error
 
 
 def _answer(events: Iterable[Event]) -> GeneratedAnswer:
@@ -263,7 +263,7 @@ class EvaluatedVersion:
     def find(cls, pk: int) -> EvaluatedVersion:
         row = ProfileVersion.objects.select_related("profile__model").prefetch_related("saes").filter(pk=pk).first()
         if row is None:
-            raise EvaluationError(f"There is no profile version with the id {pk}.")
+            raise EvaluationError(f"The profile version with the id {pk} does not exist.")
         return cls(row.pk, row.profile.model.name, version_of(row), parse_edits(row.edits))
 
     def at(self, factor: float) -> PublishedVersion:
@@ -289,7 +289,7 @@ class EvaluatedVersion:
 
     @property
     def feature(self) -> EditSpec | None:
-        """The first edit that has a feature."""
+        """Return the first edit of a feature, or None."""
         return next((edit for edit in self.edits if isinstance(edit.target, FeatureTarget)), None)
 
     @property

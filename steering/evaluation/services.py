@@ -55,7 +55,7 @@ def keep_evaluation(kind: str, job: RunningJob, report: dict[str, Any]) -> dict[
 def use_calibration(*, evaluation: Evaluation) -> SteeringProfile:
     """Replace the profile's draft by the version with the proposed strengths."""
     if evaluation.kind != Evaluation.Kind.CALIBRATION:
-        raise EvaluationError(f"{evaluation} is not a calibration, so it proposes no strength.")
+        raise EvaluationError(f"{evaluation} is not a calibration, so it has no strengths to apply.")
     factor = evaluation.result["proposal"]["factor"]
     profile = evaluation.version.profile
     edits = [with_factor(edit, factor) for edit in parse_edits(evaluation.version.edits)]
@@ -66,5 +66,5 @@ def use_calibration(*, evaluation: Evaluation) -> SteeringProfile:
 def _version(pk: int) -> ProfileVersion:
     row = ProfileVersion.objects.select_related("profile").filter(pk=pk).first()
     if row is None:
-        raise EvaluationError(f"There is no profile version with the id {pk}.")
+        raise EvaluationError(f"The profile version with the id {pk} does not exist.")
     return row

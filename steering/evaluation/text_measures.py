@@ -1,4 +1,4 @@
-"""Numbers about texts. Pure functions."""
+"""Measures of texts, as pure functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WORD = re.compile(r"\w+(?:['’]\w+)*")
 
 
 def perplexity(logprobs: Iterable[float]) -> float | None:
-    """exp of the mean negative log-probability (nats) of all tokens together; None without tokens."""
+    """Return exp of the mean negative log-probability (nats) of all tokens together; None without tokens."""
     values = list(logprobs)
     if not values:
         return None
@@ -20,19 +20,19 @@ def perplexity(logprobs: Iterable[float]) -> float | None:
 
 
 def repeat_rate(token_ids: Sequence[int], length: int = REPEAT_LENGTH) -> float | None:
-    """Share of a text's n-grams that occurred in it before: 1 - distinct / all. None where it has none."""
+    """Return the share of a text's n-grams that occurred in it before: 1 - distinct / all. None without n-grams."""
     grams = _grams(token_ids, length)
     return 1 - len(set(grams)) / len(grams) if grams else None
 
 
 def distinct(texts: Iterable[Sequence[int]], length: int) -> float | None:
-    """Distinct-n: different n-grams of all texts together, as a share of all; None where there are none."""
+    """Return distinct-n: the share of different n-grams of all texts together; None without n-grams."""
     grams = [gram for text in texts for gram in _grams(text, length)]
     return len(set(grams)) / len(grams) if grams else None
 
 
 def word_rate(texts: Iterable[str], words: Iterable[str]) -> float | None:
-    """Share of the texts' words that are in the list, whatever their case; None where there are no words."""
+    """Return the share of the texts' words that are in the list, ignoring case; None without words."""
     listed = {word.casefold() for word in words}
     found = [word.casefold() for text in texts for word in _WORD.findall(text)]
     return sum(word in listed for word in found) / len(found) if found else None

@@ -1,4 +1,4 @@
-"""Two texts as one, with what only one of them has marked."""
+"""Show the differences between two texts as HTML."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 Words = Sequence[str]
-MAX_PAIRS = 1_000_000  # of equal words: each is looked at, some of them often, in half a second or so
+MAX_PAIRS = 1_000_000  # of equal words; comparing them takes about half a second
 
 
 def word_diff(one: str, other: str) -> SafeString:
-    """Words that only one of them has, in their places."""
+    """Return both texts merged, with marked insertions and deletions."""
     before, after = one.split(), other.split()
     parts = []
     for tag, a, b, c, d in _opcodes(before, after):
@@ -42,7 +42,7 @@ def _opcodes(before: Words, after: Words) -> Iterator[tuple[str, int, int, int, 
 
 
 def _between(before: Words, after: Words) -> list[tuple[str, int, int, int, int]]:
-    """Compare the words. Texts that would take minutes, such as one word repeated for ever, are replaced as a whole."""
+    """Compare the words. Texts that would take minutes, such as one repeated word, are replaced as a whole."""
     if _num_pairs(before, after) > MAX_PAIRS:
         return [("replace", 0, len(before), 0, len(after))]
     return list(SequenceMatcher(None, before, after, autojunk=False).get_opcodes())

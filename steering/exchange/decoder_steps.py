@@ -1,4 +1,4 @@
-"""Edits of tools that add rows of the decoder as they are: a number times ``W_dec[i]``, on every token."""
+"""Edits in formats that add unscaled decoder rows: a number times ``W_dec[i]``, on every token."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from steering.spec.units import MAX_STRENGTH
 
 
 def find_sae(reading: ImportContext, hint: SAEHint, path: str) -> SAE | None:
-    """Return the SAE whose decoder rows are meant. SAEs that rescale their input are refused: they would rescale the
-    step too."""
+    """Return the SAE of the decoder rows. SAEs that rescale their input are refused, because they would rescale the
+    steps too."""
     sae = reading.saes.find(hint, path, reading.problems, reading.doubts)
     if sae is not None and sae.normalization != "none":
         reading.refuse(
             path,
-            f"{sae} rescales what it reads ({sae.normalization}), and so would be every step; the file means rows of"
-            " the decoder as they are. Set the strengths again in the console.",
+            f"{sae} rescales its input ({sae.normalization}), and therefore every step; the file's steps are in "
+            "multiples of unscaled decoder rows. Set the strengths again in the console.",
         )
         return None
     return sae
@@ -46,7 +46,7 @@ def step(
 def raw_edit(
     target: FeatureTarget, operation: Operation, strength: float, *, special_tokens: bool, lower: float | None = None
 ) -> EditSpec:
-    """Formats that leave no special token alone know nothing of attention sinks either."""
+    """Return a raw edit. If it applies to special tokens, it also applies to attention sinks."""
     edit = EditSpec(target, operation, strength, "raw", special_tokens=special_tokens, lower=lower)
     return replace(edit, sink_tokens=special_tokens)
 
@@ -54,5 +54,5 @@ def raw_edit(
 def _is_usable(reading: ImportContext, strength: float, path: str) -> bool:
     if abs(strength) <= MAX_STRENGTH:
         return True
-    reading.refuse(path, f"The strength comes to {strength:g}; at most {MAX_STRENGTH:g} is allowed.")
+    reading.refuse(path, f"The resulting strength is {strength:g}; the limit is {MAX_STRENGTH:g}.")
     return False

@@ -1,4 +1,4 @@
-"""Untrusted JSON and CSV files, read with bounds."""
+"""Read untrusted JSON and CSV files with limits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _SHOWN = 100
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """``value`` is JSON's, or of a CSV file its :class:`Table`. ``stem`` is the file's name without its ending."""
+    """A parsed file: ``value`` is a JSON value, or a :class:`Table` for CSV. ``stem`` is the file name without its
+    suffix."""
 
     stem: str
     value: object
@@ -29,7 +30,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows by the names of the columns, empty cells left out."""
+    """Rows by column name, without empty cells."""
 
     header: tuple[str, ...]
     rows: tuple[dict[str, str], ...]
@@ -38,16 +39,16 @@ class Table:
 def read_document(data: bytes, name: str) -> Document:
     """Parse a file by its suffix. Raise InvalidSpecError if it is damaged, too large or nested too deeply."""
     if len(data) > MAX_BYTES:
-        raise refusal(f"The file has {len(data)} bytes; profiles are read up to {MAX_BYTES >> 20} MiB.")
+        raise refusal(f"The file has {len(data)} bytes; the limit is {MAX_BYTES >> 20} MiB.")
     path = PurePath(name)
     read = {".json": _json, ".csv": _csv}.get(path.suffix.lower())
     if read is None:
-        raise refusal(f"{name[:_SHOWN]!r} must end with .json or .csv: that says what the file is.")
+        raise refusal(f"The file name {name[:_SHOWN]!r} must end with .json or .csv.")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         byte = data[error.start]
-        message = f"The text is not UTF-8 (byte 0x{byte:02x} at {error.start}); save the file in that encoding."
+        message = f"The file is not valid UTF-8 (byte 0x{byte:02x} at position {error.start}). Save it as UTF-8."
         raise refusal(message, "invalid_unicode") from error
     return Document(path.stem[:_SHOWN], read(text))
 
@@ -71,7 +72,7 @@ def _json(text: str) -> object:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise refusal(f"JSON has no {name}; write a finite number.", "invalid_json")
+    raise refusal(f"{name} is not valid JSON; use a finite number.", "invalid_json")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -79,12 +80,12 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise refusal(f"The field {describe(twice)} is given twice in one object; keep one of them.", "invalid_json")
+        raise refusal(f"The field {describe(twice)} occurs twice in one object; keep one of them.", "invalid_json")
     return found
 
 
 def _check_tree(value: object) -> None:
-    """Depth, and texts that no database takes. Without recursion: the depth is what is checked."""
+    """Check the depth and all texts, without recursion: the depth is what is checked."""
     waiting: list[tuple[str, object, int]] = [("file", value, 1)]
     while waiting:
         path, item, depth = waiting.pop()
@@ -102,9 +103,9 @@ def _check_tree(value: object) -> None:
 
 
 def check_text(text: str, path: str) -> None:
-    """InvalidSpecError for NUL and halves of surrogate pairs."""
+    """Raise InvalidSpecError for NUL and unpaired surrogates, which the database cannot store."""
     if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
-        message = f"The text {ascii(text)[:_SHOWN]} holds NUL or half a surrogate pair; remove it."
+        message = f"The text {ascii(text)[:_SHOWN]} contains NUL or an unpaired surrogate; remove it."
         raise refusal(message, "invalid_unicode", path[:_SHOWN])
 
 
@@ -122,11 +123,11 @@ def _rows(reader: Any, header: list[str]) -> Iterator[dict[str, str]]:
     """Return the rows. A trailing comma makes an empty column without a name, which is left out."""
     names = [name for name in header if name]
     if len(set(names)) < len(names):
-        raise refusal("The first line must name the columns, each once.", path="line 1")
+        raise refusal("The first line must name each column once.", path="line 1")
     for number, row in enumerate(filter(None, reader)):
         if number >= MAX_ROWS:
-            raise refusal(f"At most {MAX_ROWS} lines are read; split the file.")
+            raise refusal(f"The file has more than {MAX_ROWS} lines; split it.")
         if any(cell.strip() for cell in row[len(header) :]):
             path = f"line {reader.line_num}"
-            raise refusal(f"The line has {len(row)} cells, the first line {len(header)}.", path=path)
+            raise refusal(f"The line has {len(row)} cells, but the first line has {len(header)}.", path=path)
         yield {name: cell.strip() for name, cell in zip(header, row, strict=False) if name and cell.strip()}

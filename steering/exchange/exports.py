@@ -1,4 +1,4 @@
-"""Profiles as files of our own format."""
+"""Export profiles in miLLM's own format."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ def _document(profile: SteeringProfile, content: dict[str, Any]) -> dict[str, An
 
 
 def _model(model: LanguageModel) -> dict[str, str]:
-    """Return the source of the model, unless it is a folder of this machine."""
+    """Return the source of the model, unless it is a local directory."""
     return {"name": model.name} | ({} if is_local(model.source) else {"source": model.source})

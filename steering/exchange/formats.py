@@ -1,4 +1,4 @@
-"""The formats that can be imported, in the order in which they are tried. At most one recognises a document."""
+"""The formats that can be imported, in the order of detection. At most one recognises a document."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ FORMATS = (
 
 
 def format_of(document: Document) -> ProfileFormat:
-    """InvalidSpecError where none recognises it."""
+    """Return the format of a document. Raise InvalidSpecError if no format recognises it."""
     for known in FORMATS:
         if known.recognises(document.value):
             return known
     names = ", ".join(known.name for known in FORMATS)
-    raise refusal(f"This is a file of none of the known formats: {names}.", "unknown_format")
+    raise refusal(f"The format of the file is not supported. Supported: {names}.", "unknown_format")

@@ -17,8 +17,8 @@ from steering.spec.units import MAX_STRENGTH
 NAME = "Goodfire"
 _MODES: dict[str, Operation] = {"nudge": "add", "pin": "clamp"}
 _DOUBT = (
-    "Goodfire does not say what its values are multiples of; they are read as multiples of the maximal activation."
-    " Check the relative size, and try them before you publish."
+    "Goodfire does not document the unit of its values; they are imported as multiples of the max activation. Check "
+    "the relative sizes and try the profile before you publish it."
 )
 
 
@@ -30,13 +30,13 @@ def read(value: object, reading: ImportContext) -> list[ImportedProfile]:
     fields = Fields(value, "file", reading.problems)
     model = fields.text("base_model")
     if fields.value("scopes"):
-        fields.report("scopes", "Edits under conditions are not read; remove them, and set gates in the admin.")
+        fields.report("scopes", "Conditional edits are not supported; remove them, and set gates in the admin.")
     children = fields.children("edits", max_length=MAX_EDITS)
     sae = reading.saes.find(SAEHint(format="goodfire"), "file.base_model", reading.problems, reading.doubts)
     edits = [edit for child in children for edit in _edit(child, reading, sae)]
     reading.left_out(fields.others())
     reading.doubt(_DOUBT)
-    reading.doubt(f"The file was made for the model {model[:100]}; it is imported for {reading.saes.model_name}.")
+    reading.doubt(f"The file was exported for the model {model[:100]}; it is imported for {reading.saes.model_name}.")
     return [ImportedProfile("file", reading.stem, "", tuple(edits))]
 
 
@@ -46,7 +46,7 @@ def _edit(fields: Fields, reading: ImportContext, sae: SAE | None) -> list[Impor
     fields.number_or_none("max_activation_strength", limit=MAX_STRENGTH)
     operation = _MODES[fields.choice("mode", tuple(_MODES), "nudge")]
     if "value" not in fields:
-        fields.report("value", "Expected a number, found nothing.")
+        fields.report("value", "Expected a number, got nothing.")
     value = fields.number("value", limit=MAX_STRENGTH, default=0.0)
     index = fields.value("index_in_sae")
     fields.refuse_others()

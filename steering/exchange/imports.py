@@ -1,4 +1,4 @@
-"""Imports a file as drafts: all of its profiles, or none."""
+"""Imports a file as drafts: all of its profiles or none."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def plan_import(data: bytes, file_name: str, options: ImportOptions) -> ImportPl
     reading = ImportContext(document.stem, SAEChoice(options.model, options.sae))
     try:
         found = known.read(document.value, reading)
-    except MillmError as error:  # a format that has to look into the SAE's files
+    except MillmError as error:  # a format that reads the SAE's files
         raise InvalidSpecError([Problem("file", str(error), "sae_mismatch")]) from error
     profiles = [_named(profile, options, reading, len(found)) for profile in found]
     for profile in profiles:
@@ -81,7 +81,7 @@ def _make(planned: ImportedProfile, options: ImportOptions, user: User | None) -
         )
     is_hidden = user is not None and not visible_profiles(user).filter(pk=old.pk).exists()
     if is_hidden or not options.replaces:  # another user's, or created since the plan
-        raise ValidationError(f"The model {options.model} has a profile {planned.name} already.")
+        raise ValidationError(f"The model {options.model} already has a profile {planned.name}.")
     services.replace_draft(profile=old, edits=planned.specs)
     return old
 
@@ -89,17 +89,19 @@ def _make(planned: ImportedProfile, options: ImportOptions, user: User | None) -
 def _named(
     profile: ImportedProfile, options: ImportOptions, reading: ImportContext, num_profiles: int
 ) -> ImportedProfile:
-    """Give the profile a name that requests can use."""
+    """Return the profile with a name that is valid in requests."""
     if options.name and num_profiles > 1:
-        reading.refuse("name", f"The file holds {num_profiles} profiles; a name can be given to one alone.")
+        reading.refuse("name", f"The file contains {num_profiles} profiles; a name can only be set for a single one.")
     requested = options.name or profile.name
     name = requested if _is_name(requested) else slugify(requested)[:MAX_NAME].strip("-_")
     if not name:
         reading.refuse(
-            f"{profile.path}.name", f"{requested[:60]!r} cannot be made a name; give one of letters and digits."
+            f"{profile.path}.name", f"{requested[:60]!r} cannot be converted to a name; use letters and digits."
         )
     elif name != requested:
-        reading.doubt(f"The profile “{requested[:MAX_NAME]}” is called {name}: names are letters, digits, - and _.")
+        reading.doubt(
+            f'The profile "{requested[:MAX_NAME]}" is imported as {name}: names consist of letters, digits, - and _.'
+        )
     return ImportedProfile(profile.path, name, profile.description, profile.edits)
 
 
@@ -109,7 +111,7 @@ def _is_name(text: str) -> bool:
 
 def _check_names(profiles: list[ImportedProfile], options: ImportOptions, reading: ImportContext) -> None:
     if not profiles and not reading.problems:
-        reading.refuse("file", "The file holds no profiles.")
+        reading.refuse("file", "The file contains no profiles.")
     seen: set[str] = set()
     there = set(SteeringProfile.objects.filter(model=options.model).values_list("name", flat=True))
     for profile in profiles:
@@ -117,14 +119,15 @@ def _check_names(profiles: list[ImportedProfile], options: ImportOptions, readin
             reading.refuse(f"{profile.path}.name", f"The file has two profiles called {profile.name}.")
         if profile.name in there and not options.replaces:
             message = (
-                f"The model {options.model} has a profile {profile.name}; give another name, or replace its draft."
+                f"The model {options.model} already has a profile {profile.name}; choose another name, or replace its "
+                "draft."
             )
             reading.refuse(f"{profile.path}.name", message, "name_taken")
         seen.add(profile.name)
 
 
 def _check_edits(profile: ImportedProfile, reading: ImportContext, model: LanguageModel) -> None:
-    """Check what no format checks: contradictions between edits, limits, and the model's features."""
+    """Check contradictions between edits, limits, and the model's features, which no format checks."""
     if not profile.edits:
         if not reading.problems:
             reading.refuse(profile.path, "The profile has no edits; add at least one.", "empty_profile")
@@ -133,7 +136,7 @@ def _check_edits(profile: ImportedProfile, reading: ImportContext, model: Langua
         parse_edits(edits_to_json(profile.specs))
     except InvalidSpecError as error:
         reading.problems += [_located(problem, profile.edits) for problem in error.problems]
-    except ValueError as error:  # numbers that JSON has not
+    except ValueError as error:  # numbers that JSON cannot represent
         reading.refuse(profile.path, f"A number is not finite: {error}.")
     probe = SteeringProfile(model=model, name=profile.name)
     for edit in profile.edits:
@@ -144,7 +147,7 @@ def _check_edits(profile: ImportedProfile, reading: ImportContext, model: Langua
 
 
 def _located(problem: Problem, edits: list[ImportedEdit] | tuple[ImportedEdit, ...]) -> Problem:
-    """Replace our path, ``edits[n]``, by the path in the file."""
+    """Replace our path ``edits[n]`` by the path in the file."""
     head, _, rest = problem.path.partition("]")
     number = head.removeprefix("edits[")
     if not number.isdecimal() or int(number) >= len(edits):

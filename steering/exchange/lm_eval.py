@@ -39,16 +39,16 @@ class LmEvalReader:
         _check_header(value, reading)
         hooks = [row.get("hookpoint", "") for row in value.rows]
         if len(set(hooks)) < len(hooks):
-            reading.doubt("The harness applies only the last row of each hookpoint; here all rows act.")
+            reading.doubt("The harness applies only the last row of each hookpoint; here all rows apply.")
         edits = [edit for number, row in enumerate(value.rows) for edit in self._row(row, f"row {number + 1}", reading)]
         return [ImportedProfile("file", reading.stem, "", tuple(edits))]
 
     def _row(self, row: dict[str, str], path: str, reading: ImportContext) -> list[ImportedEdit]:
         loader, action = row.get("loader", "sparsify"), row.get("action", "add")
         if loader not in _LOADERS:
-            reading.refuse(f"{path}.loader", f"Expected one of {', '.join(_LOADERS)}, found {loader[:60]!r}.")
+            reading.refuse(f"{path}.loader", f"Expected one of {', '.join(_LOADERS)}, got {loader[:60]!r}.")
         if action not in ("add", "clamp"):
-            reading.refuse(f"{path}.action", f"Expected add or clamp, found {action[:60]!r}.")
+            reading.refuse(f"{path}.action", f"Expected add or clamp, got {action[:60]!r}.")
             return []
         hint = _hint(row)
         sae = find_sae(reading, hint, f"{path}.sparse_model")
@@ -74,7 +74,7 @@ def _check_header(table: Table, reading: ImportContext) -> None:
 
 
 def _hint(row: dict[str, str]) -> SAEHint:
-    """SAELens' ids of SAEs name the layer too, where the hookpoint is left to it."""
+    """Return the SAE of a row. The layer is that of the hookpoint, or else that in the SAE id of SAELens."""
     match = _LAYER.fullmatch(row.get("hookpoint", "")) or _LAYER.fullmatch(row.get("sae_id", ""))
     return SAEHint(row.get("sparse_model", ""), int(match[1]) if match else None)
 
@@ -89,6 +89,6 @@ def _number(text: str, path: str, reading: ImportContext) -> float | None:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        reading.refuse(path, f"Expected a finite number, found {text[:60]!r}.")
+        reading.refuse(path, f"Expected a finite number, got {text[:60]!r}.")
         return None
     return number

@@ -35,7 +35,9 @@ def read(value: object, reading: ImportContext) -> list[ImportedProfile]:
     edits = [edit for number in _numbers(fields) for edit in _edit(reading, sae, number, fields)]
     reading.left_out([other for other in fields.others() if other not in _BOOKKEEPING])
     if model:
-        reading.doubt(f"The file was made for the model {model[:100]}; it is imported for {reading.saes.model_name}.")
+        reading.doubt(
+            f"The file was exported for the model {model[:100]}; it is imported for {reading.saes.model_name}."
+        )
     return [ImportedProfile(path, name, description, tuple(edits))]
 
 
@@ -59,7 +61,7 @@ def _numbers(fields: Fields) -> list[str]:
     steering = fields.child("steering")
     names = steering.others()
     if len(names) > MAX_EDITS:
-        steering.report("", f"Expected at most {MAX_EDITS} features, found {len(names)}.")
+        steering.report("", f"Expected at most {MAX_EDITS} features, got {len(names)}.")
         return []
     return names
 
@@ -69,7 +71,7 @@ def _edit(reading: ImportContext, sae: SAE | None, key: str, fields: Fields) -> 
     path = f"{steering.path}.{key[:50]}"
     index = int(key) if key.isdecimal() and key.isascii() and len(key) < 10 else key
     if key not in steering:
-        steering.report(key[:50], "Expected a number, found nothing.")
+        steering.report(key[:50], "Expected a number, got nothing.")
         return []
     strength = steering.number(key, limit=MAX_STRENGTH, default=0.0)
     return step(reading, sae, index, path, strength)

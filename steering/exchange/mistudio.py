@@ -21,7 +21,7 @@ MAX_MEMBERS = 20
 MAX_DEFINITIONS = 50
 _MAX_STRENGTH = 300.0
 _MAX_INTENSITY = 2.0
-# What its hooks are called here; other names are refused.
+# Its hook names and our sites; other names are refused.
 _SITES = {
     "resid_post": "resid_post", "hook_resid_post": "resid_post", "residual": "resid_post",
     "resid_pre": "resid_pre", "hook_resid_pre": "resid_pre",
@@ -46,7 +46,9 @@ def read(value: object, reading: ImportContext) -> list[ImportedProfile]:
 
 def _version(fields: Fields) -> None:
     if fields.text("schema_version") != "1":
-        fields.report("schema_version", "Only version 1 is read; export it as that.", "unsupported_version")
+        fields.report(
+            "schema_version", "Only version 1 is supported; export the file in that version.", "unsupported_version"
+        )
 
 
 def _definition(fields: Fields, reading: ImportContext) -> ImportedProfile:
@@ -65,14 +67,16 @@ def _definition(fields: Fields, reading: ImportContext) -> ImportedProfile:
 
 def _model(model: Fields, reading: ImportContext) -> None:
     if hf_id := model.text("hf_id", required=False):
-        reading.doubt(f"The file was made for the model {hf_id[:100]}; it is imported for {reading.saes.model_name}.")
+        reading.doubt(
+            f"The file was exported for the model {hf_id[:100]}; it is imported for {reading.saes.model_name}."
+        )
 
 
 def _sae(fields: Fields, reading: ImportContext) -> SAE | None:
     sae = _optional(fields, "sae", reading)
     hook = sae.text("hook_type", required=False)
     if hook and hook not in _SITES:
-        sae.report("hook_type", f"Expected one of {', '.join(_SITES)}, found {hook[:60]!r}.")
+        sae.report("hook_type", f"Expected one of {', '.join(_SITES)}, got {hook[:60]!r}.")
     named = sae.text("source_hint", required=False).removeprefix("hf:")
     hint = SAEHint(
         named or sae.text("mistudio_sae_id", required=False),
@@ -94,7 +98,7 @@ def _intensity(fields: Fields, reading: ImportContext) -> float:
     budget = _optional(fields, "budget", reading)
     intensity = budget.number("intensity", limit=_MAX_INTENSITY, default=1.0)
     if intensity < 0:
-        budget.report("intensity", f"Expected 0 to {_MAX_INTENSITY:g}, found {intensity:g}.")
+        budget.report("intensity", f"Expected 0 to {_MAX_INTENSITY:g}, got {intensity:g}.")
     if intensity != 1.0:
         reading.doubt(f"The intensity {intensity:g} is multiplied into the strengths.")
     return intensity
@@ -103,10 +107,10 @@ def _intensity(fields: Fields, reading: ImportContext) -> float:
 def _member(member: Fields, reading: ImportContext, sae: SAE | None, intensity: float) -> list[ImportedEdit]:
     sign = member.integer("sign", minimum=-1, maximum=1) if "sign" in member else 1
     if sign == 0:
-        member.report("sign", "Expected 1 or -1, found 0.")
+        member.report("sign", "Expected 1 or -1, got 0.")
     strength = member.number("strength", limit=_MAX_STRENGTH, default=0.0)
     if "strength" not in member:
-        member.report("strength", "Expected a number, found nothing.")
+        member.report("strength", "Expected a number, got nothing.")
     signed = strength if strength < 0 else sign * strength
     return step(
         reading, sae, member.value("feature_idx"), member.path, intensity * signed,

@@ -1,4 +1,4 @@
-"""What Neuronpedia's steering takes: ``features`` by source and index, or ``vectors`` by hook.
+"""Requests of Neuronpedia's steering: ``features`` by source and index, or ``vectors`` by hook.
 
 ``SIMPLE_ADDITIVE`` adds ``strength * strength_multiplier`` times the decoder's row (at length 1 with
 ``normalize_steering``); ``ORTHOGONAL_DECOMP`` multiplies the part of the residual along the row by that number.
@@ -23,7 +23,7 @@ NAME = "Neuronpedia"
 _METHODS: dict[str, Operation] = {"SIMPLE_ADDITIVE": "add", "ORTHOGONAL_DECOMP": "orthogonal"}
 _SOURCE = re.compile(r"(\d{1,4})-\S{1,200}")
 _HOOK = re.compile(r"blocks\.(\d{1,4})\.hook_(resid_pre|resid_post|mlp_out)")
-# How to generate belongs to the request that uses the profile.
+# Generation parameters belong to requests, not to profiles.
 _OF_REQUESTS = frozenset(
     {
         "prompt",
@@ -69,13 +69,13 @@ def read(value: object, reading: ImportContext) -> list[ImportedProfile]:
         ),
     ]
     reading.left_out([name for name in fields.others() if name not in _OF_REQUESTS])
-    reading.doubt(f"The file was made for the model {model[:100]}; it is imported for {reading.saes.model_name}.")
+    reading.doubt(f"The file was exported for the model {model[:100]}; it is imported for {reading.saes.model_name}.")
     return [ImportedProfile("file", reading.stem, "", tuple(edits))]
 
 
 def _method(fields: Fields, reading: ImportContext) -> _Method:
     if "strength_multiplier" not in fields:
-        reading.doubt("The file has no strength_multiplier; it is taken for 1.")
+        reading.doubt("The file has no strength_multiplier; 1 is used.")
     name = fields.choice("steer_method", tuple(_METHODS), "SIMPLE_ADDITIVE")
     return _Method(
         _METHODS[name],
@@ -87,13 +87,13 @@ def _method(fields: Fields, reading: ImportContext) -> _Method:
 
 def _feature(fields: Fields, reading: ImportContext, method: _Method) -> list[ImportedEdit]:
     if "steeringVector" in fields or "steering_vector" in fields:
-        fields.report("steeringVector", "A vector of one's own goes into “vectors”, with its hook.")
+        fields.report("steeringVector", "Put custom vectors into `vectors`, with their `hook`.")
         return []
     name = "source" if "source" in fields else "layer"
     source = fields.text(name, max_length=200)
     match = _SOURCE.fullmatch(source)
     if match is None:
-        fields.report(name, f"Expected a source such as 6-res-jb, found {source[:60]!r}.")
+        fields.report(name, f"Expected a source such as 6-res-jb, got {source[:60]!r}.")
         return []
     sae = find_sae(reading, SAEHint(source, int(match[1])), f"{fields.path}.{name}")
     index = _integer(fields)
@@ -111,7 +111,7 @@ def _integer(fields: Fields) -> object:
 
 def _strength(fields: Fields) -> float:
     if "strength" not in fields:
-        fields.report("strength", "Expected a number, found nothing.")
+        fields.report("strength", "Expected a number, got nothing.")
     return fields.number("strength", limit=MAX_STRENGTH, default=0.0)
 
 
@@ -121,10 +121,10 @@ def _vector(fields: Fields, reading: ImportContext, method: _Method) -> list[Imp
     strength = _strength(fields)
     match = _HOOK.fullmatch(hook)
     if match is None:
-        fields.report("hook", f"Expected a hook such as blocks.6.hook_resid_post, found {hook[:60]!r}.")
+        fields.report("hook", f"Expected a hook such as blocks.6.hook_resid_post, got {hook[:60]!r}.")
         return []
     if not any(values):
-        fields.report("steering_vector", "A vector of zeros has no direction.")
+        fields.report("steering_vector", "The vector must not be zero.")
         return []
     norm = sum(value * value for value in values) ** 0.5
     target = VectorTarget(Site(int(match[1]), cast("SiteKind", match[2])), values, Scales(direction_norm=norm))
@@ -137,7 +137,7 @@ def _edit(target: FeatureTarget | VectorTarget, fields: Fields, strength: float,
     norm = target.scales.direction_norm
     if method.operation == "add" and method.is_normalized:
         if not norm:
-            fields.report("", "normalize_steering needs the length of the decoder's row, which is not known.")
+            fields.report("", "`normalize_steering` needs the norm of the feature's decoder row, which is not known.")
             return []
         raw /= norm
     if isinstance(target, FeatureTarget):

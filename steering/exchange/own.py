@@ -1,4 +1,4 @@
-"""miLLM's own files: everything of a profile but the weights, which SAEs' checksums stand for."""
+"""miLLM's own files. They contain everything of a profile except the weights, which are identified by SAE checksums."""
 
 from __future__ import annotations
 
@@ -39,14 +39,15 @@ def _profile(fields: Fields, reading: ImportContext) -> ImportedProfile:
     edits = _edits(fields, reading.problems)
     fields.refuse_others()
     if edits and said and said != fingerprint(edits):
-        message = "The edits are not those that were exported; remove this field to import them as they are now."
+        message = "The edits have changed since the export. Remove this field to import them as they are now."
         fields.report("fingerprint", message, "fingerprint_mismatch")
     rows = [ImportedEdit(f"{fields.path}.edits[{number}]", edit) for number, edit in enumerate(edits)]
     return ImportedProfile(fields.path, name, description, tuple(rows))
 
 
 def _model(fields: Fields, reading: ImportContext) -> None:
-    """For readers: what counts is whether the model has SAEs with the checksums."""
+    """Add a doubt if the file names another model. The import only requires that the model has SAEs with these
+    checksums."""
     if "model" in fields:
         model = fields.child("model")
         name = model.text("name")
@@ -54,12 +55,12 @@ def _model(fields: Fields, reading: ImportContext) -> None:
         model.refuse_others()
         if name != reading.saes.model_name:
             reading.doubt(
-                f"The file comes from a model called {name[:100]}; it is imported for {reading.saes.model_name}."
+                f"The file was exported for the model {name[:100]}; it is imported for {reading.saes.model_name}."
             )
 
 
 def _version(fields: Fields) -> None:
-    """Return the version that the profile came from. Imported profiles are published again under new numbers."""
+    """Check the version that the profile came from. Imported profiles are published with new numbers."""
     fields.integer("number", minimum=1, maximum=1 << 31)
     fields.text("note", required=False, max_length=10_000)
     fields.text("published_at", required=False)

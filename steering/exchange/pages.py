@@ -33,7 +33,7 @@ class ImportTargetForm(forms.Form):
         required=False,
         label="SAE",
         empty_label="as in the file",
-        help_text="The SAE that the file refers to, if the model has several that match.",
+        help_text="The SAE that the file refers to. Required if several of the model's SAEs match.",
     )
     name = forms.SlugField(max_length=100, required=False, help_text="Leave empty to use the name in the file.")
     replaces = forms.BooleanField(
@@ -67,8 +67,10 @@ class ImportForm(ImportTargetForm):
 
     file = forms.FileField(
         max_length=200,
-        help_text="JSON or CSV: miLLM, miLLM 1, miStudio's clusters, Neuronpedia's steering, Goodfire's variants,"
-        " lm-evaluation-harness.",
+        help_text=(
+            "Supported: JSON or CSV from miLLM, miLLM 1, miStudio (clusters), Neuronpedia (steering), Goodfire "
+            "(variants), lm-evaluation-harness."
+        ),
     )
     text = ""
     field_order = ("file", "model", "sae", "name", "replaces")

@@ -1,4 +1,4 @@
-"""What a file of profiles comes to, before anything is made of it."""
+"""The plan of an import: what a file contains, before anything is created."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from steering.spec.rendering import fingerprint
 
 @dataclass(frozen=True, slots=True)
 class ImportedEdit:
-    """``path`` says where it stands in the file."""
+    """An edit of the file; ``path`` is its position in the file."""
 
     path: str
     spec: EditSpec
@@ -21,7 +21,7 @@ class ImportedEdit:
 
 @dataclass(frozen=True, slots=True)
 class ImportedProfile:
-    """``path`` says where it stands in the file; ``name`` is as the file has it."""
+    """A profile of the file; ``path`` is its position in the file, and ``name`` its unchanged name."""
 
     path: str
     name: str
@@ -35,7 +35,7 @@ class ImportedProfile:
 
 @dataclass(frozen=True, slots=True)
 class ImportPlan:
-    """``doubts`` are sentences about what does not stop the import and should be read before it."""
+    """The profiles to import. ``doubts`` are warnings to read before importing."""
 
     format: str
     profiles: tuple[ImportedProfile, ...]
@@ -43,14 +43,14 @@ class ImportPlan:
 
     @property
     def fingerprint(self) -> str:
-        """Of all names and effects: whether what is confirmed is what was shown."""
+        """Identifies all names and effects, to check that the confirmed plan is the previewed one."""
         parts = [f"{profile.name}\n{profile.description}\n{fingerprint(profile.specs)}" for profile in self.profiles]
         return hashlib.sha256("\n\n".join(parts).encode()).hexdigest()
 
 
 @dataclass(slots=True)
 class ImportContext:
-    """What a format's reader works with, and where it says what is wrong."""
+    """The input of a format's reader, which adds problems and doubts to it."""
 
     stem: str
     saes: SAEChoice
@@ -66,7 +66,7 @@ class ImportContext:
             self.doubts.append(text)
 
     def left_out(self, names: list[str]) -> None:
-        """Fields that a profile has no place for are named, not dropped silently."""
+        """Add a doubt that names the fields that profiles do not support."""
         if names:
             shown = ", ".join(name[:60] for name in sorted(names)[:20])
-            self.doubt(f"Not imported, because a profile has no place for it: {shown}.")
+            self.doubt(f"Not imported, because profiles do not support them: {shown}.")

@@ -1,4 +1,4 @@
-"""Which of a model's SAEs a file means: most formats name theirs in words of their own, and none has a checksum."""
+"""Find the model's SAE that a file refers to. Most formats have their own names for SAEs, and none has a checksum."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHOWN = 100
 
 @dataclass(frozen=True, slots=True)
 class SAEHint:
-    """What a file says about its SAE; None and empty where it says nothing."""
+    """The file's description of its SAE; None and empty for unknown fields."""
 
     name: str = ""
     layer: int | None = None
@@ -27,14 +27,14 @@ class SAEHint:
     format: str = ""
 
     def __str__(self) -> str:
-        parts = [f"“{self.name[:_SHOWN]}”" if self.name else ""]
+        parts = [f'"{self.name[:_SHOWN]}"' if self.name else ""]
         parts += [f"at layer {self.layer}" if self.layer is not None else ""]
         parts += [f"({self.site})" if self.site else "", f"of the format {self.format}" if self.format else ""]
         return " ".join(filter(None, parts)) or "without a name"
 
 
 class SAEChoice:
-    """``chosen`` is what the user says; otherwise the only SAE that fits what the file says."""
+    """Chooses the user's ``chosen`` SAE, or the only one that matches the file."""
 
     def __init__(self, model: LanguageModel, chosen: SAE | None = None) -> None:
         self._model = model
@@ -54,10 +54,13 @@ class SAEChoice:
         sae = fitting[0]
         wrong = _differences(sae, hint)
         if wrong:
-            problems.append(Problem(path, f"The file's SAE has {wrong}: it is another one.", "sae_mismatch"))
+            problems.append(Problem(path, f"The file's SAE is a different one: {wrong}.", "sae_mismatch"))
             return None
         if not self._chosen and hint.name not in _names(sae):
-            doubt = f"The SAE {hint} is taken for {sae} ({sae.place}): the file does not prove that it is the same."
+            doubt = (
+                f"The file's SAE {hint} is matched to {sae} ({sae.place}), but the file does not prove that it is the "
+                "same."
+            )
             if doubt not in doubts:
                 doubts.append(doubt)
         return sae
@@ -65,13 +68,13 @@ class SAEChoice:
     def feature(self, sae: SAE, index: object, path: str, problems: list[Problem]) -> FeatureTarget | None:
         """Return the feature, or None after a problem was added."""
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < sae.d_sae:
-            message = f"{sae} has features 0 to {sae.d_sae - 1}, found {describe(index)}."
+            message = f"{sae} has features 0 to {sae.d_sae - 1}, got {describe(index)}."
             problems.append(Problem(path, message, "invalid_feature"))
             return None
         return feature_target(Feature.objects.select_related("sae").get(sae=sae, index=index))
 
     def _fitting(self, hint: SAEHint) -> list[SAE]:
-        """Return the matching SAEs: by name if one has it, else by all that the file says about the place."""
+        """Return the matching SAEs: by name if one has it, otherwise by the layer, site and format in the file."""
         named = [sae for sae in self._all if hint.name and hint.name in _names(sae)]
         rows = named or self._all
         rows = [sae for sae in rows if hint.layer in (None, sae.layer)]
@@ -81,12 +84,9 @@ class SAEChoice:
     def _refusal(self, hint: SAEHint, fitting: Sequence[SAE]) -> str:
         if fitting:
             names = ", ".join(map(str, fitting[:10]))
-            return f"The SAE {hint} could be each of {names}; say which one is meant."
+            return f"The SAE {hint} matches {names}; choose one of them."
         known = ", ".join(f"{sae} ({sae.place})" for sae in self._all[:10]) or "none"
-        return (
-            f"The model {self._model} has no SAE {hint}; register it with add_sae, or say which one is meant."
-            f" It has: {known}."
-        )
+        return f"The model {self._model} has no SAE {hint}. Register it with `add_sae`, or choose one of: {known}."
 
 
 def _may_be_at(sae: SAE, site: str | None) -> bool:
@@ -97,7 +97,7 @@ def _may_be_at(sae: SAE, site: str | None) -> bool:
 
 
 def _names(sae: SAE) -> tuple[str, ...]:
-    """Return the SAE's name here and its source."""
+    """Return the SAE's local name and its source."""
     return sae.name, sae.source, f"{sae.source}/{sae.subfolder}"
 
 

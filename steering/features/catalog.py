@@ -147,7 +147,7 @@ def _search(query: FeatureQuery) -> tuple[FeatureRecord, ...]:
 def _sae(name: str) -> SAERecord:
     row = SAE.objects.filter(name=name).select_related("model").first() if "\0" not in name else None
     if row is None:
-        raise UnknownSAEError(f"There is no SAE “{name[:100]}” on this server.")
+        raise UnknownSAEError(f"The SAE `{name[:100]}` does not exist on this server.")
     files = SAESource(row.name, row.checksum, row.source, row.revision, row.subfolder)
     return SAERecord(row.pk, row.name, row.model.name, row.layer, row.site, row.d_sae, files, row.model.model_source)
 
@@ -155,7 +155,7 @@ def _sae(name: str) -> SAERecord:
 def _detail(sae: SAERecord, index: int) -> FeatureDetail:
     row = Feature.objects.filter(sae_id=sae.pk, index=index).select_related("sae__model").first()
     if row is None:
-        raise FeatureNotFoundError(f"The SAE {sae.name} has features 0 to {sae.d_sae - 1}, not {index}.")
+        raise FeatureNotFoundError(f"The SAE `{sae.name}` has features 0 to {sae.d_sae - 1}, got {index}.")
     return FeatureDetail(
         _record(row),
         row.decoder_norm,

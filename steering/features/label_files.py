@@ -46,7 +46,7 @@ def parse_label_file(file: IO[bytes], name: str, d_sae: int) -> LabelSet:
     stem, is_packed = (name[:-3], True) if name.lower().endswith(".gz") else (name, False)
     read = _READERS.get(Path(stem).suffix.lower())
     if read is None:
-        raise _refusal(f"{_shown(name)} must end with {', '.join(_READERS)}, or with .gz after one of these.")
+        raise _refusal(f"{_shown(name)} must end with {', '.join(_READERS)}, optionally followed by .gz.")
     _check_container(file, name, is_packed=is_packed)
     problems: list[Problem] = []
     collector = LabelCollector(problems)
@@ -82,13 +82,17 @@ class _Lines:
             if len(line) > MAX_LINE_BYTES:
                 raise self.refusal(f"The line is longer than {MAX_LINE_BYTES >> 20} MiB.")
             if self._num_bytes > MAX_TEXT_BYTES:
-                raise self.refusal(f"The file has more than {MAX_TEXT_BYTES >> 20} MiB of text; import it in parts.")
+                raise self.refusal(
+                    f"The file contains more than {MAX_TEXT_BYTES >> 20} MiB of text; import it in parts."
+                )
             yield self._decode(line)
 
     def whole(self) -> str:
         data = self._file.read(MAX_JSON_BYTES + 1)
         if len(data) > MAX_JSON_BYTES:
-            raise _refusal(f"JSON files are read up to {MAX_JSON_BYTES >> 20} MiB; write one object a line (.jsonl).")
+            raise _refusal(
+                f"JSON files can have at most {MAX_JSON_BYTES >> 20} MiB; write one object per line (.jsonl)."
+            )
         self.number = 1
         return self._decode(data)
 
@@ -101,7 +105,7 @@ class _Lines:
         except UnicodeDecodeError as error:
             line = self.number + data.count(b"\n", 0, error.start)
             byte = data[error.start]
-            message = f"The text is not UTF-8 (byte 0x{byte:02x}); save the file in that encoding."
+            message = f"The text is not valid UTF-8 (byte 0x{byte:02x}). Save the file as UTF-8."
             raise InvalidSpecError([Problem(f"line {line}", message, "invalid_unicode")]) from error
 
 
@@ -111,7 +115,7 @@ def _json(lines: _Lines) -> Iterator[Record]:
     if isinstance(value, dict):
         value = [value]
     if not isinstance(value, list):
-        raise _refusal(f"Expected a list of features, found {describe(value)}.")
+        raise _refusal(f"Expected a list of features, got {describe(value)}.")
     for number, item in enumerate(value):
         yield f"labels[{number}]", item
 
@@ -131,7 +135,7 @@ def _csv(lines: _Lines) -> Iterator[Record]:
             if header is None:
                 header = _header(row, lines)
             elif len(row) > len(header):
-                raise lines.refusal(f"The row has {len(row)} cells, the header {len(header)}.")
+                raise lines.refusal(f"The row has {len(row)} cells, but the header has {len(header)}.")
             elif row:
                 cells = dict(zip(header, row, strict=False))
                 yield f"line {lines.number}", {name: _cell(name, text) for name, text in cells.items() if text}
@@ -142,7 +146,7 @@ def _csv(lines: _Lines) -> Iterator[Record]:
 def _header(row: list[str], lines: _Lines) -> list[str]:
     names = [name.strip().lower() for name in row]
     if "index" not in names or len(set(names)) != len(names):
-        raise lines.refusal("The first line must name the columns, each once, and “index” among them.")
+        raise lines.refusal("The first line must name each column once, including `index`.")
     return names
 
 
@@ -184,7 +188,7 @@ def _check_container(file: IO[bytes], name: str, *, is_packed: bool) -> None:
     is_gzip = file.read(2) == _GZIP_MAGIC
     file.seek(0)
     if is_gzip != is_packed:
-        raise _refusal(f"{_shown(name)} is {'' if is_gzip else 'not '}gzipped; its name says otherwise.")
+        raise _refusal(f"{_shown(name)} is {'' if is_gzip else 'not '}gzipped, which does not match its name.")
 
 
 def _refusal(message: str) -> InvalidSpecError:

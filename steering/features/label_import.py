@@ -94,6 +94,6 @@ def example_json(example: FeatureExample) -> dict[str, object]:
 def _doubts(sae: SAE, found: LabelSet) -> Iterable[str]:
     match = _LAYER.match(found.origin)
     if match is not None and int(match[1]) != sae.layer:
-        yield f"The labels are of {found.origin}, the SAE is at layer {sae.layer}: are they of another SAE?"
+        yield f"The labels are for {found.origin}, but the SAE is at layer {sae.layer}. They may belong to another SAE."
     if found.num_left_out:
-        yield f"{found.num_left_out} further explanations were left out: a description has no room for them."
+        yield f"{found.num_left_out} further explanations were left out, because the descriptions would be too long."

@@ -95,7 +95,7 @@ def _example(fields: Fields) -> FeatureExample:
     tokens = _texts(fields, "tokens", _MAX_TEXT_TOKENS)
     values = fields.numbers("values", max_length=_MAX_TEXT_TOKENS, limit=MAX_STRENGTH)
     if values and len(tokens) != len(values):
-        fields.report("values", f"Expected {len(tokens)} numbers, one for each token, found {len(values)}.")
+        fields.report("values", f"Expected {len(tokens)} numbers, one for each token, got {len(values)}.")
     if not values or len(tokens) != len(values):
         return FeatureExample(("",), (0.0,))
     return FeatureExample(tokens, values).around_maximum()
@@ -117,7 +117,7 @@ def _positive(fields: Fields, name: str, limit: float) -> float | None:
     if math.isnan(number):
         return None
     if number < 0:
-        fields.report(name, f"Expected a number of at least 0, found {number:g}.")
+        fields.report(name, f"Expected a number of at least 0, got {number:g}.")
     return number
 
 
@@ -136,6 +136,6 @@ def _texts(fields: Fields, name: str, max_length: int) -> tuple[str, ...]:
 def _check_text(fields: Fields, name: str, text: str) -> None:
     """Report characters that JSON allows and the database cannot store."""
     if "\0" in text:
-        fields.report(name, "A text must not contain the character NUL.")
+        fields.report(name, "The text must not contain NUL.")
     elif any("\ud800" <= character <= "\udfff" for character in text):
-        fields.report(name, "A text must not contain half a surrogate pair.")
+        fields.report(name, "The text must not contain unpaired surrogates.")

@@ -102,7 +102,10 @@ class LabelCollector:
     def _check_origin(self, record: LabelRecord) -> None:
         self._origin = self._origin or record.origin
         if record.origin and record.origin != self._origin:
-            message = f"This is of {record.origin}, the records before are of {self._origin}; import them one by one."
+            message = (
+                f"This label is for {record.origin}, but the records before it are for {self._origin}; import them "
+                "separately."
+            )
             self.problems.append(Problem(f"{record.path}.layer", message))
 
     def _join(self, one: FeatureLabel, other: FeatureLabel) -> FeatureLabel:

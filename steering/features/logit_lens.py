@@ -49,7 +49,7 @@ class LensBusyError(MillmError):
     retry_after_s = 5.0
 
     def __init__(self) -> None:
-        super().__init__("Too many features are being looked at.")
+        super().__init__("Too many logit lens requests are running.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def compute_lens(subject: LensTarget) -> LogitLens:
     from steering.features.unembedding import UnembeddingError, open_unembedding  # imports torch
 
     if not subject.is_in_residual:
-        raise LensUnavailableError("The SAE writes before the attention's output projection, not into the residual.")
+        raise LensUnavailableError("The SAE writes before the attention's output projection, not to the residual.")
     try:
         folder = resolve_source(subject.model)
         row = get_compiler().sae(subject.sae).decoder_row(subject.index).float().numpy()

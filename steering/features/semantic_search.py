@@ -62,7 +62,7 @@ async def find_embedder(name: str) -> TextEmbedder:
     """
     ready = await get_registry().ready(name)
     if ready.kind != "embedding":
-        raise NotAnEmbedderError(f"The model “{ready.record.name}” is made for {ready.kind}, not for embedding.")
+        raise NotAnEmbedderError(f"The model `{ready.record.name}` is for {ready.kind}, not for embedding.")
     return TextEmbedder(ready)
 
 
@@ -118,7 +118,7 @@ def _nearest(rows: FeatureQuerySet, meaning: QueryEmbedding) -> list[int]:
     found = list(near.values_list("feature_id", flat=True)[:_DEPTH])
     if not found:
         raise LabelsNotEmbeddedError(
-            f"No labels were embedded with {meaning.model}; an SAE's page in the admin has a button for that."
+            f"No labels have been embedded with {meaning.model}. Start a job on an SAE's page in the admin."
         )
     return found
 

@@ -33,7 +33,8 @@ def store_traffic_examples(*, sae: SAE, corpus: Corpus, examples: Callable[[int]
     lock_examples()
     if not corpus.may_be_kept():
         raise CorpusError(
-            f"Texts of the corpus {corpus.name} may not become examples any more, so nothing was kept. Measure again."
+            f"The texts of the corpus {corpus.name} may no longer be stored as examples, so nothing was stored. "
+            "Measure again."
         )
     for first in range(0, sae.d_sae, _BATCH):
         rows = [Feature(sae=sae, index=index) for index in range(first, min(first + _BATCH, sae.d_sae))]

@@ -52,7 +52,7 @@ class StoredTensor:
                 count = min(step, self.shape[0] - first)
                 data = file.read(count * row_bytes)
                 if len(data) < count * row_bytes:
-                    raise UnembeddingError(f"{self.file.name} ends before its tensors do.")
+                    raise UnembeddingError(f"{self.file.name} is truncated.")
                 yield _float32(data, self.dtype).reshape(count, *self.shape[1:])
 
     def whole(self) -> Floats:
@@ -103,7 +103,9 @@ def open_unembedding(folder: Path, *, trust_remote_code: bool = False) -> Unembe
         names.insert(0, f"{_named(module, module.get_input_embeddings(), 'input embeddings')[0]}.weight")
     embeddings = _first(stored, names)
     if embeddings.shape != tuple(head.weight.shape):
-        raise UnembeddingError(f"The output embeddings are {embeddings.shape}, the configuration says otherwise.")
+        raise UnembeddingError(
+            f"The output embeddings have the shape {embeddings.shape}, which does not match the configuration."
+        )
     return Unembedding(read_gain(_loaded(norm, norm_name, stored), embeddings.shape[1]), embeddings)
 
 
@@ -152,7 +154,7 @@ def _final_norm(module: Any) -> tuple[str, nn.Module]:
     decoder = module.get_decoder() if hasattr(module, "get_decoder") else module.base_model
     norms = [child for child in decoder.children() if "norm" in type(child).__name__.lower()]
     if len(norms) != 1:
-        raise UnembeddingError(f"{type(module).__name__} has {len(norms)} norms after its layers, expected is one.")
+        raise UnembeddingError(f"{type(module).__name__} has {len(norms)} norms after its layers, expected one.")
     return _named(module, norms[0], "final norm")
 
 
@@ -180,7 +182,7 @@ def _first(stored: Mapping[str, StoredTensor], names: list[str]) -> StoredTensor
         alike = [tensor for key, tensor in stored.items() if name.endswith(f".{key}") or key.endswith(f".{name}")]
         if len(alike) == 1:
             return alike[0]
-    raise UnembeddingError(f"The model's files have no tensor {' or '.join(names)} in float32, float16 or bfloat16.")
+    raise UnembeddingError(f"The model's files contain no tensor {' or '.join(names)} in float32, float16 or bfloat16.")
 
 
 def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -190,7 +192,7 @@ def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     else:
         files = set(folder.glob("*.safetensors"))
     if any(file.parent != folder for file in files):
-        raise UnembeddingError(f"{_INDEX} names files outside of its folder.")
+        raise UnembeddingError(f"{_INDEX} refers to files outside its directory.")
     return {name: tensor for file in sorted(files) for name, tensor in _header(file)}
 
 
@@ -202,7 +204,7 @@ def _header(file: Path) -> Iterator[tuple[str, StoredTensor]]:
         with safe_open(str(file), framework="np", backend="pread"):
             pass
     except SafetensorError as error:
-        raise UnembeddingError(f"{file.name} is not an intact safetensors file: {error}.") from error
+        raise UnembeddingError(f"{file.name} is not a valid safetensors file: {error}.") from error
     with file.open("rb") as opened:
         (length,) = struct.unpack("<Q", opened.read(8))
         if length > _MAX_HEADER_BYTES:

@@ -1,4 +1,4 @@
-"""Profiles and versions as commands name them."""
+"""Look up profiles and versions by the names that commands accept."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from steering.models import ProfileVersion, SteeringProfile
 
 
 def find_profile(name: str, model: str) -> SteeringProfile:
-    """CommandError where the model has none of that name."""
+    """Return the profile. Raise CommandError if the model has none of that name."""
     profile = SteeringProfile.objects.filter(name=name, model__name=model).select_related("model").first()
     if profile is None:
         raise CommandError(f"The model {model} has no profile {name}.")
@@ -16,7 +16,7 @@ def find_profile(name: str, model: str) -> SteeringProfile:
 
 
 def find_version(reference: str, model: str) -> ProfileVersion:
-    """Return the version ``name@number``, or the newest of ``name``. Raise CommandError if there is none."""
+    """Return the version ``name@number``, or the latest of ``name``. Raise CommandError if there is none."""
     name, _, number = reference.partition("@")
     profile = find_profile(name, model)
     versions = profile.versions.select_related("profile__model").order_by("-number")

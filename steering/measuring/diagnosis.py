@@ -32,7 +32,7 @@ _UNRELATED = 0.05  # cosine of encoder column and decoder row of a feature; trai
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A possible fault. ``cause`` completes the sentence "It would leave 8% unexplained ..."."""
+    """A possible fault. ``cause`` completes the sentence "Only 8% would remain unexplained ..."."""
 
     cause: str
     site: Site
@@ -57,7 +57,7 @@ def find_causes(
         suspects.append(_rescaled(sae, site, sae.d_in**0.5 / norm))
     found = _try(suspects, documents[:_NUM_DOCUMENTS], reader)
     helping = sorted((left, suspect.cause) for suspect, left in found if left < min(1.0, _GAIN * fvu))
-    sentences = [f"It would leave {left:.0%} unexplained {cause}." for left, cause in helping[:3]]
+    sentences = [f"Only {left:.0%} would remain unexplained {cause}." for left, cause in helping[:3]]
     return (*sentences, *_unrelated_directions(sae))
 
 
@@ -85,7 +85,7 @@ def _other_sites(sae: SparseAutoencoder, site: Site, num_layers: int) -> Iterato
     kinds: tuple[SiteKind, ...] = ("resid_pre", "resid_post", "mlp_raw", "mlp_out") if site.kind != "attn_out" else ()
     places = {Site(layer, site.kind) for layer in range(num_layers)} | {Site(site.layer, kind) for kind in kinds}
     for place in sorted(places - {site}):
-        yield Suspect(f"at {place.label}: check the layer and the site that it is registered with", place, _plain(sae))
+        yield Suspect(f"at {place.label}: check the layer and site of the registration", place, _plain(sae))
 
 
 def _other_maths(sae: SparseAutoencoder, site: Site) -> Iterator[Suspect]:
@@ -94,16 +94,14 @@ def _other_maths(sae: SparseAutoencoder, site: Site) -> Iterator[Suspect]:
     if math.architecture != "standard" and math.d_out is None:
         plain = replace(math, architecture="standard", k=None, rescale_acts_by_decoder_norm=False)
         other = _variant(plain, replace(weights, threshold=None, rank_scale=None))
-        yield Suspect("with relu as its activation: look at its architecture", site, _plain(other))
+        yield Suspect("with relu as its activation: check its architecture", site, _plain(other))
     flipped = replace(math, apply_b_dec_to_input=not math.apply_b_dec_to_input)
     rule = "subtracted from" if flipped.apply_b_dec_to_input else "left out of"
     yield Suspect(f"with b_dec {rule} the input", site, _plain(_variant(flipped, weights)))
     for normalization in get_args(Normalization):
         if normalization != math.normalization:
             other = _variant(replace(math, normalization=normalization), weights)
-            yield Suspect(
-                f"with the normalisation {normalization}: look at how its input is scaled", site, _plain(other)
-            )
+            yield Suspect(f"with the normalisation {normalization}: check how its input is scaled", site, _plain(other))
 
 
 def _rescaled(sae: SparseAutoencoder, site: Site, factor: float) -> Suspect:
@@ -112,7 +110,7 @@ def _rescaled(sae: SparseAutoencoder, site: Site, factor: float) -> Suspect:
     def reconstruct(h: Tensor) -> Tensor:
         return sae.decode(sae.encode(h * factor), h * factor) / factor
 
-    return Suspect("with its input scaled to the norm sqrt(d_in): look at its normalisation", site, reconstruct)
+    return Suspect("with its input scaled to the norm sqrt(d_in): check its normalisation", site, reconstruct)
 
 
 def _plain(sae: SparseAutoencoder) -> Reconstruct:
@@ -128,4 +126,4 @@ def _unrelated_directions(sae: SparseAutoencoder) -> Iterator[str]:
     weights = sae.weights
     alike = float(cosine_similarity(weights.encoder, weights.W_dec, dim=-1).mean())
     if abs(alike) < _UNRELATED:
-        yield "What its features read and what they write have nothing in common: its weights may be transposed."
+        yield "Its encoder and decoder are unrelated; its weights may be transposed."

@@ -111,9 +111,11 @@ def measure_sae(
 ) -> Measurement:
     """Measure an SAE. Raise InvalidSAEError for a transcoder, and for residuals that are not finite."""
     if not sae.reads_its_site:
-        raise InvalidSAEError("A transcoder reads the MLP's input, which is no site here, so it cannot be measured.")
+        raise InvalidSAEError(
+            "A transcoder cannot be measured: it reads the MLP's input, which is not a site of this server."
+        )
     if not any(document.num_ordinary for document in documents):
-        raise InvalidSAEError("The corpus holds no ordinary tokens to measure on.")
+        raise InvalidSAEError("The corpus contains no ordinary tokens to measure.")
     measurement = Measurement(sae.d_sae)
     for number, document in enumerate(documents):
         progress(number, len(documents))
@@ -122,7 +124,7 @@ def measure_sae(
             raise InvalidSAEError(f"The model's residuals at {site.label} are not all finite.")
         measurement.add(number, document, h, sae)
     if not measurement.num_tokens:
-        raise InvalidSAEError("The corpus holds no tokens to measure on but the first ones of its texts.")
+        raise InvalidSAEError("The corpus contains no tokens to measure except the first ones of its texts.")
     progress(len(documents), len(documents))
     return measurement
 

@@ -27,7 +27,7 @@ class SteeringProfile(models.Model):
     created_at = models.DateTimeField(db_default=Now(), editable=False)
     updated_at = models.DateTimeField(auto_now=True)
     archived_at = models.DateTimeField(
-        null=True, blank=True, editable=False, help_text="Requests can't use it from this time on."
+        null=True, blank=True, editable=False, help_text="Requests can't use it after this time."
     )
     shared_with = models.ManyToManyField(Group, blank=True, related_name="+")
 
@@ -52,8 +52,8 @@ class SteeringProfile(models.Model):
 class FeatureEdit(models.Model):
     """One edit of a profile's draft: an operation on a feature of an SAE, on a vector, or on a site.
 
-    ``plain_vector`` is a registered one, ``vector`` one of the edit's own; for “keep the norm” that has a layer and a
-    site only.
+    ``plain_vector`` is a registered vector, ``vector`` custom values; for "keep the norm" it has a layer and a site
+    only.
     """
 
     class Operation(models.TextChoices):
@@ -97,16 +97,21 @@ class FeatureEdit(models.Model):
         "custom values", null=True, blank=True, help_text='{"layer": 3, "site": "resid_post", "values": [...]}'
     )
     operation = models.CharField(max_length=20, choices=Operation, default=Operation.ADD)
-    strength = models.FloatField(default=1.0, help_text="A factor for “scale by”; unused for “ablate”.")
+    strength = models.FloatField(default=1.0, help_text='The factor for "scale by"; unused for "ablate".')
     unit = models.CharField(max_length=20, choices=Unit, default=Unit.MAX_ACT)
     phase = models.CharField(max_length=30, choices=Phase, default=Phase.BOTH)
     lower = models.FloatField(
-        null=True, blank=True, help_text="Lower end for “cap the projection at”; the strength is the upper one."
+        null=True, blank=True, help_text='Lower end for "cap the projection at"; the strength is the upper end.'
     )
     after = models.PositiveIntegerField(null=True, blank=True, help_text="Skips the first tokens of the phase.")
-    first = models.PositiveIntegerField(null=True, blank=True, help_text="Acts only on the first tokens of the phase.")
+    first = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Applies only to the first tokens of the phase."
+    )
     scope = models.CharField(
-        max_length=20, choices=Scope, default=Scope.EVERYTHING, help_text="Part of the output that the edit acts on."
+        max_length=20,
+        choices=Scope,
+        default=Scope.EVERYTHING,
+        help_text="The segment of the output that the edit applies to.",
     )
     only_if_active = models.BooleanField(default=False, help_text="Only on tokens where the feature is active.")
     gate_feature = models.ForeignKey(
@@ -115,11 +120,11 @@ class FeatureEdit(models.Model):
         blank=True,
         on_delete=models.PROTECT,
         related_name="gated_edits",
-        help_text="Acts only where this feature is above the threshold.",
+        help_text="Applies only where this feature is above the threshold.",
     )
     gate_above = models.FloatField("gate threshold", null=True, blank=True, help_text="Default: 0.")
     gate_unit = models.CharField(max_length=20, choices=GateUnit, default=GateUnit.MAX_ACT)
-    special_tokens = models.BooleanField(default=False, help_text="Also act on special tokens.")
+    special_tokens = models.BooleanField(default=False, help_text="Also applies to special tokens.")
     ranges = models.JSONField(
         null=True,
         blank=True,
@@ -128,7 +133,7 @@ class FeatureEdit(models.Model):
     sink_tokens = models.BooleanField(
         "attention sinks",
         default=False,
-        help_text="Also act on a prompt's first token and on tokens with outlying residual norms.",
+        help_text="Also applies to a prompt's first token and to tokens with outlying residual norms.",
     )
 
     class Meta:
@@ -215,7 +220,7 @@ class SteeringPolicy(models.Model):
     """A version that steers every request of its model, after the request's own profile. Clients cannot opt out."""
 
     version = models.OneToOneField(ProfileVersion, on_delete=models.PROTECT, related_name="policy")
-    position = models.PositiveIntegerField(default=0, help_text="Policies with a lower position act first.")
+    position = models.PositiveIntegerField(default=0, help_text="Policies with a lower position are applied first.")
     is_active = models.BooleanField("active", default=True)
     reason = models.TextField(help_text="Why every request needs it. Shown in the audit trail.")
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, editable=False, on_delete=models.SET_NULL)

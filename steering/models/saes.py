@@ -49,7 +49,7 @@ class SAE(models.Model):
         null=True, blank=True, help_text="Attention sinks excluded from measuring."
     )
     corpus = models.CharField(max_length=200, blank=True, help_text="Corpus of the measurement: name and version.")
-    causes = models.JSONField(default=list, blank=True, help_text="What may be wrong with the SAE.")
+    causes = models.JSONField(default=list, blank=True, help_text="Possible causes of a poor fit.")
     created_at = models.DateTimeField(db_default=Now(), editable=False)
 
     class Meta:
@@ -125,12 +125,12 @@ class Feature(models.Model):
 
     @property
     def reference(self) -> str:
-        """Its name in links: the same on every server that has the SAE under its name."""
+        """The feature's identifier in links: the same on every server where the SAE has the same name."""
         return f"{self.sae.name}.{self.index}"
 
     @property
     def label_text(self) -> str:
-        """What is embedded of it; empty without a label."""
+        """The text to embed; empty without a label."""
         return f"{self.label}. {self.description}".strip(" .") if self.label else ""
 
 
@@ -150,5 +150,5 @@ class LabelEmbedding(models.Model):
 
     @property
     def is_stale(self) -> bool:
-        """Whether the label has changed since."""
+        """Whether the label has changed since it was embedded."""
         return self.text != self.feature.label_text

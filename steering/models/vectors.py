@@ -1,4 +1,4 @@
-"""Plain directions of a model, from a file or found by contrast, in the database."""
+"""Steering vectors of a model, from a file or computed from pairs of prompts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SITES = (
 
 
 class VectorSet(models.Model):
-    """Vectors that belong together, at most one for each site: what one file holds, or one extraction found."""
+    """A set of vectors, at most one for each site, from one file or one extraction."""
 
     name = models.SlugField(max_length=100, unique=True)
     model = models.ForeignKey(LanguageModel, on_delete=models.PROTECT, related_name="vector_sets")
@@ -47,7 +47,7 @@ class VectorSet(models.Model):
 
 
 class PlainVector(models.Model):
-    """One direction. ``data`` is float32, little-endian; its own length is kept."""
+    """A steering vector. ``data`` is float32, little-endian, and not normalised."""
 
     vector_set = models.ForeignKey(VectorSet, on_delete=models.CASCADE, related_name="vectors")
     layer = models.PositiveIntegerField()

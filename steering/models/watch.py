@@ -20,7 +20,7 @@ class WatchRule(models.Model):
 
     name = models.SlugField(max_length=100, unique=True, help_text="Shown in responses and events.")
     feature = models.ForeignKey("steering.Feature", on_delete=models.PROTECT, related_name="watch_rules")
-    threshold = models.FloatField(default=1.0, help_text="The rule applies above it.")
+    threshold = models.FloatField(default=1.0, help_text="The rule applies above this value.")
     unit = models.CharField(max_length=20, choices=Unit, default=Unit.MAX_ACT)
     action = models.CharField(max_length=20, choices=Action, default=Action.ALERT)
     is_active = models.BooleanField("active", default=True)
@@ -48,12 +48,12 @@ class WatchEvent(models.Model):
     feature = models.PositiveIntegerField()
     label = models.CharField(max_length=500, blank=True)
     threshold = models.FloatField(help_text="As an activation.")
-    value = models.FloatField(help_text="The largest activation of the request's tokens.")
-    num_tokens = models.PositiveIntegerField("tokens above", help_text="Of all choices.")
+    value = models.FloatField(help_text="The largest activation among the request's tokens.")
+    num_tokens = models.PositiveIntegerField("tokens above", help_text="Across all choices.")
     place = models.PositiveIntegerField(
         help_text="Position of the largest activation, counted from the prompt's first token."
     )
-    in_prompt = models.BooleanField(help_text="Whether that is a token of the prompt.")
+    in_prompt = models.BooleanField(help_text="Whether it is a token of the prompt.")
     profile = models.CharField(max_length=250, blank=True)
     request_id = models.CharField(max_length=100)
 

@@ -202,7 +202,7 @@ class SteeringProfileAdmin(SharingAdmin, ExchangePages, admin.ModelAdmin):  # ty
         return super().response_change(request, obj)
 
     def outcomes_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Return what each edit of the posted form comes to, as JSON. Nothing is written."""
+        """Return a preview of each edit of the posted form as JSON. Nothing is written."""
         profile = self._editable_profile(request, object_id)
         previews = edit_previews(profile, read_cards(self._formsets(request, profile)))
         return JsonResponse({"cards": [preview.to_json() for preview in previews]})

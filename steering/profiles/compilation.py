@@ -1,6 +1,6 @@
-"""The engine's side of steering: compiles what requests name, and holds the SAEs' weights.
+"""The engine's side of steering: compiles profiles and inline edits of requests, and caches the SAEs' weights.
 
-Compiled interventions and SAEs are cached, both with a limit. Evicting an SAE also evicts those that hold its weights.
+Compiled interventions and SAEs are cached, both with a limit. Evicting an SAE also evicts interventions that use it.
 """
 
 from __future__ import annotations
@@ -98,12 +98,12 @@ class ProfileCompiler:
         return self.load_reader(sae.source)
 
     def load_reader(self, source: SAESource) -> SparseAutoencoder:
-        """Like :meth:`sae`, for requests: raise SAEUnavailableError whatever is wrong."""
+        """Like :meth:`sae`, for requests: raise SAEUnavailableError for every failure."""
         try:
             return self.sae(source)
         except (InvalidSAEError, SourceError, OSError) as error:
-            logger.error("The SAE %s could not be read through.", source.name, exc_info=error)
-            message = f"The SAE {source.name} is not available on this server; ask its operator to register it again."
+            logger.error("The SAE %s could not be loaded for reading activations.", source.name, exc_info=error)
+            message = f"The SAE `{source.name}` is not available on this server; ask its operator to register it again."
             raise SAEUnavailableError(message, param="sae") from error
 
     def sae(self, source: SAESource) -> SparseAutoencoder:
@@ -164,10 +164,10 @@ def _not_compiled(version: PublishedVersion, error: Exception) -> SteeringError:
         return InvalidProfileError.from_spec(error)
     logger.error("The profile %s could not be compiled.", version.label, exc_info=error)
     if isinstance(error, InvalidSpecError):
-        return SAEUnavailableError(f"The profile {version.label} cannot be applied: {error}")
-    needed = f"the profile {version.label} was published with"
+        return SAEUnavailableError(f"The profile `{version.label}` cannot be applied: {error}")
+    needed = f"the profile `{version.label}` was published with"
     if not version.number:
-        needed = f"{'the rule ' if version.name.startswith(WATCH) else ''}{version.label} needs"
+        needed = f"{'the rule ' if version.name.startswith(WATCH) else ''}`{version.label}` needs"
     return SAEUnavailableError(
         f"The SAE that {needed} is not available on this server; ask its operator to register it again."
     )

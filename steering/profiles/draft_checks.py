@@ -77,7 +77,8 @@ def _check_reading(rows: Sequence[FeatureEdit]) -> None:
     for row in rows:
         if row.gate_feature is not None and _is_written_only(row.gate_feature):
             raise InvalidProfileError(
-                f"{row.gate_feature} is a transcoder's: it is read at the MLP's input, so a gate at its output cannot."
+                f"{row.gate_feature} belongs to a transcoder. It is read at the MLP's input, so it cannot gate an "
+                "edit at the MLP's output."
             )
     for row in rows:
         if row.feature is None or not _is_written_only(row.feature):
@@ -85,8 +86,8 @@ def _check_reading(rows: Sequence[FeatureEdit]) -> None:
         if row.operation in _READING or row.only_if_active:
             what = row.operation if row.operation in _READING else "only_if_active"
             raise InvalidProfileError(
-                f"{row.feature} is a transcoder's: it is read at the MLP's input, so {what} is not possible at its"
-                " output; use add."
+                f"{row.feature} belongs to a transcoder. It is read at the MLP's input, so {what} is not possible at "
+                "the output; use `add`."
             )
 
 
@@ -102,7 +103,7 @@ def _check_places(profile: SteeringProfile, edits: Sequence[EditSpec]) -> None:
     try:
         shape = read_model_shape(profile.model)
     except MillmError as error:
-        raise InvalidProfileError(f"Whether the draft's vectors fit the model is not known: {error}") from error
+        raise InvalidProfileError(f"The draft's vectors could not be checked against the model: {error}") from error
     problems = [problem for number, edit in places if (problem := _misfit(edit, shape, f"edits[{number}]"))]
     if problems:
         raise InvalidProfileError.from_spec(InvalidSpecError(problems))
@@ -111,10 +112,10 @@ def _check_places(profile: SteeringProfile, edits: Sequence[EditSpec]) -> None:
 def _misfit(edit: EditSpec, shape: ModelShape, path: str) -> Problem | None:
     site = edit.target.site
     if site.layer >= shape.num_layers:
-        return Problem(path, f"The model has layers 0 to {shape.num_layers - 1}, not {site.layer}.")
+        return Problem(path, f"The model has layers 0 to {shape.num_layers - 1}, got layer {site.layer}.")
     if isinstance(edit.target, VectorTarget) and shape.width(site) != len(edit.target.values):
         found, width = len(edit.target.values), shape.width(site)
-        return Problem(path, f"The vector has {found} values, but the model is {width} wide at {site.label}.")
+        return Problem(path, f"The vector has {found} values, but the model has {width} at {site.label}.")
     return None
 
 
@@ -122,7 +123,7 @@ def _check_direction(edit: EditSpec, path: str) -> Problem | None:
     """Refuse a direction that is known to be zero without the weights; the compiler checks the weights."""
     if edit.operation not in DIRECTION_OPERATIONS or edit.target.scales.direction_norm != 0:
         return None
-    message = f"The feature's decoder row is zero, so {edit.operation} has no direction; remove this edit."
+    message = f"The feature's decoder row is zero, so `{edit.operation}` has no direction; remove this edit."
     return Problem(f"{path}.feature.index", message, "invalid_feature")
 
 

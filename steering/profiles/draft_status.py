@@ -1,4 +1,4 @@
-"""What the pages of a profile say about its draft: its state, what publishing would do, and who may review it."""
+"""Describe a draft on the pages of its profile: its state, what publishing would do, and who may review it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def draft_state(profile: SteeringProfile) -> str:
 
 
 def publish_context(profile: SteeringProfile) -> dict[str, Any]:
-    """Return what would be published, or why it cannot be."""
+    """Return what would be published, or the reason why it cannot be."""
     try:
         edits = publishable_edits(profile)
     except InvalidProfileError as error:

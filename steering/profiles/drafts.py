@@ -148,7 +148,7 @@ def _row_of(profile: SteeringProfile, edit: EditSpec, path: str) -> FeatureEdit:
 
 
 def _set_gate(row: FeatureEdit, gate: GateSpec, feature: Feature) -> None:
-    """With the threshold as a raw number where the maximal activation behind it has changed since."""
+    """Set the gate, with a raw threshold if the max activation that it refers to has changed since."""
     row.gate_feature, row.gate_above, row.gate_unit = feature, gate.above, gate.unit
     if replace(gate, feature=feature_target(feature)).raw != gate.raw:
         row.gate_above, row.gate_unit = gate.raw, FeatureEdit.GateUnit.RAW
@@ -180,8 +180,8 @@ def _find_vector(profile: SteeringProfile, target: VectorTarget) -> PlainVector 
 
 
 def _keep_vector_effect(row: FeatureEdit, edit: EditSpec) -> None:
-    """Store the strength as a raw value if the residual norm at the site has changed. Vectors with a norm of their own
-    keep theirs."""
+    """Store the strength as a raw value if the residual norm at the site has changed. Vectors with their own norm keep
+    it."""
     if row.plain_vector is None or edit.unit != "resid_norm":
         return
     try:

@@ -1,4 +1,4 @@
-"""The edits of a profile's draft, with what their strengths come to."""
+"""The edits of a profile's draft, with their raw strengths and relative sizes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ from steering.spec.wording import describe_edit
 from steering.visibility import visible_vectors
 
 OPERATION_HELP = {
-    "add": "Adds the strength to the contribution of the feature or direction. The usual way to get more or "
-    "less of it.",
+    "add": (
+        "Adds the feature's or vector's direction, scaled by the strength. The usual way to strengthen or weaken a "
+        "concept."
+    ),
     "clamp": "Sets the feature to the strength on every token.",
     "scale": "Multiplies the feature's activation by the strength: 0 removes it, 1 changes nothing, 2 doubles it.",
     "ablate": "Sets the feature to 0. The strength is not used.",
@@ -52,10 +54,10 @@ SCOPE_HELP = {
     "Phase: generation.",
     "answer": "Only on the answer, not on thinking or tool calls. Windows count tokens of this segment. Phase: "
     "generation.",
-    "outside_calls": "Everywhere except in tool calls, so that their arguments are not steered.",
+    "outside_calls": "Everywhere except in tool calls, so that arguments are not steered.",
 }
 UNIT_HELP = {
-    "max_act": "In multiples of the feature's max activation: 1 is as strong as it gets on the corpus.",
+    "max_act": "In multiples of the feature's max activation: 1 is its largest value on the corpus.",
     "raw": "The raw value.",
     "resid_norm": "As a fraction of the mean residual norm, independent of the feature.",
 }
@@ -75,7 +77,7 @@ class ModelsOwnSelect(AutocompleteSelect):
         return f"{super().get_url()}?language_model={self.language_model or 0}"
 
     def optgroups(self, name: str, value: Any, attrs: Any = None) -> Any:
-        """Skip values that are not keys: Django would look up what a forged form holds. The field refuses them."""
+        """Skip values that are not keys: Django would look up the content of a forged form. The field refuses them."""
         return super().optgroups(name, [key for key in value if str(key).isdecimal()], attrs)
 
 
@@ -95,7 +97,7 @@ class FeatureEditForm(forms.ModelForm[FeatureEdit]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if "operation" in self.fields:  # absent for users who may only look
+        if "operation" in self.fields:  # absent for users with view permission only
             labels = dict(FeatureEdit.Operation.choices)
             choices = [(name, labels[name]) for name in OPERATIONS if name in self.operations]
             self.fields["operation"].widget.choices = choices
@@ -268,7 +270,7 @@ class FeatureEditInline(_EditInline):
     def get_formset(self, request: HttpRequest, obj: SteeringProfile | None = None, **kwargs: Any) -> Any:
         formset = super().get_formset(request, obj, **kwargs)
         for name in ("feature", "gate_feature"):
-            field = formset.form.base_fields.get(name)  # absent for users who may only look
+            field = formset.form.base_fields.get(name)  # absent for users with view permission only
             if isinstance(field, ModelChoiceField) and obj is not None:
                 field.required = name == "feature"
                 self._choose_among(field, name, Feature.objects.filter(sae__model_id=obj.model_id), obj.model_id)

@@ -40,12 +40,12 @@ class ReviewForm(forms.Form):
         max_length=2000,
         required=False,
         widget=forms.Textarea(attrs={"rows": 3, "cols": 60}),
-        help_text="What to look at, or what you found. Required to reject.",
+        help_text="Instructions for the reviewer, or the findings of the review. Required to reject.",
     )
 
 
 class CompareForm(forms.Form):
-    """Two versions of one profile, by default the newest and the one before."""
+    """Selects two versions of one profile, by default the latest two."""
 
     before = forms.ModelChoiceField(ProfileVersion.objects.none(), empty_label=None)
     after = forms.ModelChoiceField(ProfileVersion.objects.none(), empty_label=None)
@@ -77,7 +77,7 @@ class DuplicateForm(forms.Form):
 
 
 class PolicyForm(forms.ModelForm[SteeringPolicy]):
-    """Says beside the form why a version cannot be a policy."""
+    """Shows in the form why a version cannot be a policy."""
 
     class Meta:
         model = SteeringPolicy

@@ -22,6 +22,7 @@ from steering.profiles.drafts import feature_target
 from steering.profiles.snapshot import registered_saes, source_of
 from steering.spec.edit import EditSpec, FeatureTarget
 from steering.spec.errors import InvalidSpecError, Problem
+from steering.spec.fields import describe
 from steering.spec.parsing import MAX_EDITS, parse_edits, with_request_defaults
 from steering.spec.rendering import edit_to_json, edits_to_json, fingerprint
 from steering.spec.units import MAX_PUSH
@@ -75,7 +76,7 @@ def _canonical(features: list[Any]) -> str:
     try:
         return json.dumps(features, sort_keys=True, separators=(",", ":"))
     except RecursionError as error:
-        message = "The values in “steering.features” are nested too deeply."
+        message = "The values in `steering.features` are nested too deeply."
         raise InlineSteeringError(message, "steering.features") from error
 
 
@@ -92,12 +93,12 @@ def _own_connection() -> Iterator[None]:
 
 def _features(value: object) -> list[Any]:
     if not isinstance(value, dict) or not isinstance(value.get("features"), list):
-        raise InlineSteeringError("Expected “steering” to be an object with a list “features”.", "steering.features")
+        raise InlineSteeringError("`steering` must be an object with a list `features`.", "steering.features")
     if others := sorted(str(name) for name in value.keys() - {"features"}):
-        raise InlineSteeringError(f"“steering” has no field {others[0][:100]!r}.", "steering", "unknown_parameter")
+        raise InlineSteeringError(f"`steering` has no field `{others[0][:100]}`.", "steering", "unknown_parameter")
     features: list[Any] = value["features"]
     if not 1 <= len(features) <= MAX_FEATURES:
-        message = f"Expected 1 to {MAX_FEATURES} edits in “steering.features”, found {len(features)}."
+        message = f"`steering.features` must contain 1 to {MAX_FEATURES} edits, got {len(features)}."
         raise InlineSteeringError(message, "steering.features")
     return features
 
@@ -122,11 +123,14 @@ def _parse(items: list[Any], model_name: str, saes: Mapping[str, SAE]) -> tuple[
 
 
 def _place(item: Any, path: str, model_name: str, saes: Mapping[str, SAE]) -> FeaturePlace | None:
-    """Return the place, or None if the item is no object, which the parser reports."""
+    """Return the place, or None if the item is not an object, which the parser reports."""
     if not isinstance(item, dict):
         return None
     if not item.keys().isdisjoint({"feature", "vector", "site", "gate"}):
-        message = "A request's own edits are of features, by “sae” and “index”; publish a profile for anything else."
+        message = (
+            "Edits in a request name their feature by `sae` and `index`. To use vectors, sites or gates, publish a "
+            "profile."
+        )
         raise InvalidSpecError([Problem(path, message)])
     sae = named_sae(item.get("sae"), f"{path}.sae", model_name, saes)
     return feature_place(sae, item.get("index"), f"{path}.index")
@@ -152,13 +156,16 @@ def named_sae(name: object, path: str, model_name: str, saes: Mapping[str, SAE])
     if isinstance(name, str) and name in saes:
         return saes[name]
     known = ", ".join(sorted(saes)[:10]) or "none"
-    found = f"no SAE {name[:100]!r}" if isinstance(name, str) else "more than one SAE, or none: name it"
-    raise InvalidSpecError([Problem(path, f"The model {model_name} has {found}. It has: {known}.", "sae_not_found")])
+    if isinstance(name, str):
+        message = f"The model `{model_name}` has no SAE `{name[:100]}`. Available: {known}."
+    else:
+        message = f"The model `{model_name}` has more than one SAE, or none; set `sae`. Available: {known}."
+    raise InvalidSpecError([Problem(path, message, "sae_not_found")])
 
 
 def feature_place(sae: SAE, index: object, path: str) -> FeaturePlace:
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < sae.d_sae:
-        message = f"{sae.name} has features 0 to {sae.d_sae - 1}; expected is one of these numbers."
+        message = f"`{sae.name}` has features 0 to {sae.d_sae - 1}, got {describe(index)}."
         raise InvalidSpecError([Problem(path, message, "invalid_feature")])
     return FeaturePlace(sae, index)
 
@@ -178,7 +185,7 @@ def feature_targets(places: Sequence[FeaturePlace]) -> dict[FeaturePlace, Featur
         targets[FeaturePlace(row.sae, row.index)] = feature_target(row)
     if missing := set(places) - targets.keys():
         names = ", ".join(sorted({place.sae.name for place in missing}))
-        raise InvalidSpecError([Problem("edits", f"The SAE {names} is being removed or replaced.", "sae_not_found")])
+        raise InvalidSpecError([Problem("edits", f"The SAE `{names}` is being removed or replaced.", "sae_not_found")])
     return targets
 
 
@@ -188,7 +195,7 @@ def read_short_edits(model: LanguageModel, items: Sequence[Any]) -> tuple[EditSp
     The model's only SAE need not be named. A gate is written in the same way: ``{"index": 3, "above": 0.2}``.
     """
     if len(items) > MAX_EDITS:
-        raise InvalidSpecError([Problem("edits", f"Expected at most {MAX_EDITS} edits, found {len(items)}.")])
+        raise InvalidSpecError([Problem("edits", f"Expected at most {MAX_EDITS} edits, got {len(items)}.")])
     saes = {sae.name: sae for sae in SAE.objects.filter(model=model)}
     full = [_with_places(item, f"edits[{number}]", model.name, saes) for number, item in enumerate(items)]
     targets = feature_targets([place for edit in full for place in _places_in(edit)])

@@ -40,7 +40,7 @@ def roll_back(
     latest = profile.latest_version
     assert latest is not None
     if latest.fingerprint == version.fingerprint:
-        raise NothingToPublishError(f"{latest} has the same effect as {version}; there is nothing to go back to.")
+        raise NothingToPublishError(f"{latest} has the same effect as {version}; there is nothing to roll back.")
     if replaces_draft is None:
         replaces_draft = not has_unpublished_changes(profile=profile)
     saes = [check_sae_files(sae) for sae in version.saes.all()]
@@ -73,7 +73,7 @@ def has_unpublished_changes(*, profile: SteeringProfile) -> bool:
 
 @transaction.atomic
 def archive_profile(*, profile: SteeringProfile, user: User | None = None) -> None:
-    """Refuse the profile to requests from now on. Raises InUseError if it is its model's default or a policy."""
+    """Archive the profile: requests can't use it. Raises InUseError if it is its model's default or a policy."""
     profile = SteeringProfile.objects.select_for_update().get(pk=profile.pk)
     if profile.archived_at is not None:
         return
@@ -122,7 +122,7 @@ def save_policy(*, policy: SteeringPolicy, user: User | None = None) -> Steering
 @transaction.atomic
 def remove_policy(*, policy: SteeringPolicy, user: User | None = None) -> None:
     model = policy.version.profile.model.name
-    record(Action.POLICY, policy.version, user=user, model=model, detail=f"removed; it was for: {policy.reason}")
+    record(Action.POLICY, policy.version, user=user, model=model, detail=f"removed; its reason was: {policy.reason}")
     policy.delete()
     published_profiles.invalidate()
 
@@ -133,8 +133,8 @@ def check_can_be_policy(*, version: ProfileVersion) -> None:
         raise InvalidProfileError(f"{version.profile} is archived; unarchive it first.")
     if sae := version.saes.exclude(normalization__in=FREE_NORMALIZATIONS).first():
         raise InvalidProfileError(
-            f"{version} cannot be a policy: the SAE {sae} normalises its input ({sae.normalization}), so what it would"
-            " write depends on the request's own steering."
+            f"{version} cannot be a policy: the SAE {sae} normalises its input ({sae.normalization}), so its effect "
+            "would depend on each request's own steering."
         )
     if any(edit.get("special_tokens") for edit in version.edits):
         raise InvalidProfileError(f"{version} cannot be a policy: it steers special tokens.")
@@ -164,8 +164,8 @@ def default_choices(*, model: LanguageModel) -> list[tuple[str, str]]:
     choices = [("", "none")]
     for name, number in rows:
         if (name, f"{name}: the newest version") not in choices:
-            choices.append((name, f"{name}: the newest version"))
-        choices.append((f"{name}@{number}", f"{name}@{number}: always this one"))
+            choices.append((name, f"{name}: the latest version"))
+        choices.append((f"{name}@{number}", f"{name}@{number}: always this version"))
     if model.default_profile not in dict(choices):
         choices.append((model.default_profile, f"{model.default_profile}: no longer available"))
     return choices
@@ -180,4 +180,4 @@ def check_reference(*, model: LanguageModel, reference: str) -> None:
     if number:
         versions = versions.filter(number=int(number) if number.isdecimal() else 0)
     if not versions.exists():
-        raise ValidationError(f"The model {model} has no published profile {reference} in use.")
+        raise ValidationError(f"The model {model} has no published profile {reference} that is not archived.")

@@ -60,7 +60,7 @@ class GovernedModelForm(LanguageModelForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if "default_profile" in self.fields and not self.instance._state.adding:  # absent for those who only look
+        if "default_profile" in self.fields and not self.instance._state.adding:  # absent for viewers
             choices = lifecycle.default_choices(model=self.instance)
             self.fields["default_profile"].widget = forms.Select(choices=choices)
 

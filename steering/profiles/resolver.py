@@ -1,4 +1,4 @@
-"""Resolves what a request names to compiled steering, without the database."""
+"""Resolves the profile of a request to compiled steering, without using the database."""
 
 from __future__ import annotations
 
@@ -57,17 +57,17 @@ class ResolvedProfile:
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the whole; without policies and with intensity 1 it is that of the version."""
+        """Identifies everything that is applied; without policies and with intensity 1 it is that of the version."""
         return self.steering.fingerprint
 
     @property
     def label(self) -> str:
-        """name@number, or the name alone for inline edits, drafts, and policies without a profile."""
+        """``name@number``, or the name alone for inline edits, drafts, and policies without a profile."""
         return f"{self.name}@{self.number}" if self.number else self.name
 
 
 class ProfileResolver:
-    """Finds versions through ``find_model`` (name or alias to primary key), and has the engine's side compile them."""
+    """Finds versions through ``find_model`` (name or alias to primary key), and compiles them on the engine's side."""
 
     def __init__(self, find_model: Callable[[str], int], compile_steering: Compile) -> None:
         self._find_model = find_model
@@ -127,23 +127,27 @@ class ProfileResolver:
 
 
 def find_version(profiles: PublishedProfiles, model: int, model_name: str, reference: str) -> PublishedVersion:
-    """Return the newest version of a name, or the one with the number after "@"."""
+    """Return the latest version of a name, or the one with the number after "@"."""
     match = _REFERENCE.fullmatch(reference)
     if match is None:
         shown = reference if len(reference) <= _MAX_SHOWN else reference[:_MAX_SHOWN] + "…"
-        raise ProfileNotFoundError(f"{shown!r} is not a profile; expected is a name, or name@version.")
+        raise ProfileNotFoundError(f"{shown!r} is not a valid profile reference; use a name, or name@version.")
     name, number = match[1], match[2]
     versions = profiles.versions(model, name)
     if not versions and profiles.is_of_other_model(model, name):
-        raise ProfileModelMismatchError(f"The profile {name} was made for another model than {model_name}.")
+        raise ProfileModelMismatchError(f"The profile `{name}` does not belong to the model `{model_name}`.")
     if not versions:
-        raise ProfileNotFoundError(f"The model {model_name} has no published profile {name}.")
+        raise ProfileNotFoundError(f"The model `{model_name}` has no published profile `{name}`.")
     if profiles.is_archived(model, name):
-        raise ProfileArchivedError(f"The profile {name} is archived and cannot be used; ask its owner to take it back.")
+        raise ProfileArchivedError(
+            f"The profile `{name}` is archived and cannot be used; ask its owner to unarchive it."
+        )
     if number is None:
         return versions[max(versions)]
     if int(number) not in versions:
-        raise ProfileNotFoundError(f"The profile {name} has no version {number}; its newest is {max(versions)}.")
+        raise ProfileNotFoundError(
+            f"The profile `{name}` has no version {number}; its latest version is {max(versions)}."
+        )
     return versions[int(number)]
 
 
@@ -180,6 +184,6 @@ def check_scopes(steering: SteeringRef, dialect: Dialect) -> None:
     """Raise ScopeNotSupportedError if the model's dialect has no segment that an edit is limited to."""
     if "thinking" in steering.required_segments and dialect.thinking is None:
         raise ScopeNotSupportedError(
-            "The profile has an edit with the scope “thinking”, and this model's chat template knows no marks of"
-            " reasoning: it could never act. Use another scope."
+            "The profile has an edit with the scope `thinking`, but this model's chat template has no thinking "
+            "segment, so the edit could never apply. Use another scope."
         )

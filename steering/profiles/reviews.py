@@ -61,9 +61,9 @@ def decide_review(*, review: ProfileReview, user: User, is_approved: bool, note:
 def check_may_decide(*, review: ProfileReview, user: User) -> None:
     """Raise ReviewError if ``user`` may not decide the review."""
     if review.state != State.OPEN:
-        raise ReviewError(f"The {review}; it cannot be decided any more.")
+        raise ReviewError(f"The {review}; it can no longer be decided.")
     if review.requested_by_id == user.pk:
-        raise ReviewError("You can't decide a review that you requested; another user has to.")
+        raise ReviewError("You can't decide a review that you requested; another user must.")
     if not user.has_perm(PERMISSION):
         raise ReviewError(f"{user} does not have permission to review profiles ({PERMISSION}).")
 

@@ -57,8 +57,8 @@ def installed_place(sae: SAE) -> SAEPlace:
 def changed_since_registered(name: str, where: str = "") -> str:
     """Return the error message for an SAE whose checksum has changed."""
     return (
-        f"The files of the SAE {name}{where} have changed since it was registered, or this version of miLLM reads their"
-        " format in another way; add it again."
+        f"The files of the SAE {name}{where} have changed since it was registered, or this version of miLLM reads "
+        "their format differently; add the SAE again."
     )
 
 
@@ -115,7 +115,7 @@ class _Repository:
         prefix = f"{folder}/" if folder else ""
         names = frozenset(path.removeprefix(prefix) for path in files)
         if name and name not in names:
-            raise InvalidSAEError(f"{self.source} holds neither a folder nor a file {subfolder!r}.")
+            raise InvalidSAEError(f"{self.source} contains neither a folder nor a file {subfolder!r}.")
         self._fetch([prefix + config for config in CONFIG_FILES if config in names])
         (self.root / folder).mkdir(parents=True, exist_ok=True)
         place = sae_place(self.root, subfolder, names)

@@ -31,7 +31,7 @@ class SourceForm(forms.Form):
     subfolder = forms.CharField(
         max_length=300, required=False, label="Sub-folder", help_text="The SAE's folder or file inside the source."
     )
-    name = forms.CharField(max_length=200, required=False, help_text="Name on this server.")
+    name = forms.CharField(max_length=200, required=False, help_text="The SAE's name on this server.")
     layer = forms.IntegerField(required=False, min_value=0, help_text="Empty: from the SAE's configuration.")
     site = forms.ChoiceField(required=False, choices=[("", "from the SAE's configuration"), *SAE.Site.choices])
     measures = forms.BooleanField(

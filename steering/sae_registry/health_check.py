@@ -149,6 +149,6 @@ def _import_doubts(ratios: Sequence[float]) -> Iterator[str]:
     typical = median(ratios)
     if not 1 / _FAR < typical < _FAR:
         yield (
-            f"The imported max activations are typically {typical:.2g} times the measured ones: they may be of another"
-            ' SAE or scale. Measure with "Replace imported statistics and examples" to use the measured ones.'
+            f"The imported max activations are typically {typical:.2g} times the measured ones, so they may be for "
+            'another SAE or scale. Measure with "Replace imported statistics and examples" to use the measured ones.'
         )

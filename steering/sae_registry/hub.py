@@ -57,7 +57,7 @@ def hub_files(source: str, *, revision: str = "", folder: str = "") -> dict[str,
             if isinstance(entry, RepoFile):
                 files[entry.path] = int(entry.size)
             if len(files) > _MAX_FILES:
-                raise SourceError(f"{source} holds more than {_MAX_FILES} files; give a sub-folder.")
+                raise SourceError(f"{source} contains more than {_MAX_FILES} files; give a sub-folder.")
     except SourceError:
         raise
     except Exception as error:
@@ -107,7 +107,7 @@ def _local_files(root: Path) -> dict[str, int]:
     for folder, names, file_names in os.walk(root):
         num_entries += len(names) + len(file_names)  # a tree of empty directories also takes time
         if num_entries > _MAX_FILES:
-            raise SourceError(f"{root} holds more than {_MAX_FILES} files; give a sub-folder.")
+            raise SourceError(f"{root} contains more than {_MAX_FILES} files; give a sub-folder.")
         for name in file_names:
             path = Path(folder, name)
             if path.is_file() and not path.is_symlink():

@@ -34,7 +34,7 @@ class LoadedSAE:
 
     @property
     def ref(self) -> SAERef:
-        """The SAE as captures name it."""
+        """The SAE's identity in captures."""
         return SAERef(self.source, self.encoder.d_sae)
 
     def decoder_norms(self) -> NDArray[np.float32]:
@@ -52,7 +52,8 @@ def load_registered_sae(row: SAE) -> LoadedSAE:
     encoder = get_compiler().load_reader(source)
     if not encoder.reads_its_site:
         raise SAENotReadableError(
-            f"{row.name} is a transcoder: it reads the MLP's input, which is no site of this server. Name another SAE."
+            f"`{row.name}` is a transcoder: it reads the MLP's input, which is not a site of this server. Choose "
+            "another SAE."
         )
     return LoadedSAE(row.pk, row.name, Site(row.layer, row.site), encoder, source)  # type: ignore[arg-type]  # the row's choices
 
@@ -68,11 +69,11 @@ def find_loaded_sae(model: str, name: str | None) -> LoadedSAE:
     if len(found) == 1:
         return load_registered_sae(found[0])
     if name is not None:
-        raise UnknownSAEError(f"The model {model} has no SAE “{name[:100]}”.")
+        raise UnknownSAEError(f"The model `{model}` has no SAE `{name[:100]}`.")
     if not found:
-        raise SAEChoiceError(f"The model {model} has no SAE to read through.")
+        raise SAEChoiceError(f"The model `{model}` has no SAE that can read activations.")
     some = ", ".join(row.name for row in found[:MAX_NAMED])
-    raise SAEChoiceError(f"The model {model} has several SAEs: name one in “sae”, such as {some}.")
+    raise SAEChoiceError(f"The model `{model}` has several SAEs; set `sae` to one of them, for example {some}.")
 
 
 def labels_of(sae: int, indices: Iterable[int]) -> dict[int, str]:

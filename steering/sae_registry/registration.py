@@ -49,7 +49,7 @@ class SAEHealth:
         for name in ("l0", "fvu", "mean_resid_norm"):
             value = getattr(self, name)
             if value is not None and (not math.isfinite(value) or value < 0):
-                raise InvalidSAEError(f"{name} must be a finite number of at least 0, not {value!r}.")
+                raise InvalidSAEError(f"{name} must be a finite number of at least 0, got {value!r}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def _optional_float(value: Mapping[str, object], name: str) -> float | None:
     if number is None:
         return None
     if isinstance(number, bool) or not isinstance(number, int | float):
-        raise InvalidSAEError(f"{name} must be a number, not {number!r}.")
+        raise InvalidSAEError(f"{name} must be a number, got {number!r}.")
     return float(number)
 
 
@@ -172,7 +172,7 @@ def describe(candidate: SAECandidate, model: LanguageModel) -> str:
     math = config.math
     trained = f", trained on {config.model_name}" if config.model_name else ""
     normalised = f" It normalises its input ({math.normalization})." if math.normalization != "none" else ""
-    reads = f" It reads {config.input_hook}; what it writes can be added." if config.input_hook else ""
+    reads = f" It reads {config.input_hook}, so only `add` is possible." if config.input_hook else ""
     return (
         f"{config.format}: {math.architecture} with {math.d_sae} features of width {math.width_out}"
         f"{trained}. It fits {model} at {candidate.site.label}.{normalised}{reads}"

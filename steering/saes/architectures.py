@@ -90,7 +90,7 @@ def gated_weights(
     )
 
 
-_NOT_HERE = "A transcoder reads the MLP's input, not the site where it writes; only add is possible."
+_NOT_HERE = "A transcoder reads the MLP's input, not the site where it writes; only `add` is possible."
 
 
 class Transcoder(SparseAutoencoder):

@@ -65,11 +65,11 @@ class SAEMath:
         for name in ("d_in", "d_out"):
             width = getattr(self, name)
             if width is not None and not 0 < width <= MAX_D_IN:
-                raise InvalidSAEError(f"{name} is {width}; it must lie between 1 and {MAX_D_IN}.")
+                raise InvalidSAEError(f"{name} must be between 1 and {MAX_D_IN}, got {width}.")
         if not 0 < self.d_sae <= MAX_D_SAE:
-            raise InvalidSAEError(f"d_sae is {self.d_sae}; it must lie between 1 and {MAX_D_SAE}.")
+            raise InvalidSAEError(f"d_sae must be between 1 and {MAX_D_SAE}, got {self.d_sae}.")
         if self.k is not None and not 0 < self.k <= self.d_sae:
-            raise InvalidSAEError(f"k is {self.k}; it must lie between 1 and d_sae, which is {self.d_sae}.")
+            raise InvalidSAEError(f"k must be between 1 and d_sae ({self.d_sae}), got {self.k}.")
 
     @property
     def width_out(self) -> int:

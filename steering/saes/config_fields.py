@@ -23,14 +23,14 @@ def shown(value: object) -> str:
 def read_int(config: Config, name: str) -> int:
     value = config.get(name)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidSAEError(f"{name} in the configuration must be an integer, not {shown(value)}.")
+        raise InvalidSAEError(f"{name} in the configuration must be an integer, got {shown(value)}.")
     return value
 
 
 def read_bool(config: Config, name: str, *, default: bool) -> bool:
     value = config.get(name, default)
     if not isinstance(value, bool):
-        raise InvalidSAEError(f"{name} in the configuration must be true or false, not {shown(value)}.")
+        raise InvalidSAEError(f"{name} in the configuration must be true or false, got {shown(value)}.")
     return value
 
 
@@ -44,14 +44,14 @@ def read_text(config: Config, name: str, default: str = "") -> str:
     if value is None:
         return default
     if not isinstance(value, str):
-        raise InvalidSAEError(f"{name} in the configuration must be a string, not {shown(value)}.")
+        raise InvalidSAEError(f"{name} in the configuration must be a string, got {shown(value)}.")
     return value
 
 
 def read_positive(config: Config, name: str) -> float:
     value = config.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-        raise InvalidSAEError(f"{name} must be a finite number above 0, not {shown(value)}.")
+        raise InvalidSAEError(f"{name} must be a finite number above 0, got {shown(value)}.")
     return float(value)
 
 
@@ -60,7 +60,7 @@ def read_object(config: Config, name: str) -> Config:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise InvalidSAEError(f"{name} in the configuration must be an object, not {shown(value)}.")
+        raise InvalidSAEError(f"{name} in the configuration must be an object, got {shown(value)}.")
     return value
 
 
@@ -70,7 +70,7 @@ def read_size(config: Config, name: str, width: int, factor: str) -> int:
         return read_int(config, name)
     size = width * read_positive(config, factor)
     if size > 1 << 53 or int(size) != size:
-        raise InvalidSAEError(f"{factor} times the width, {size!r}, is no whole number of features.")
+        raise InvalidSAEError(f"{factor} times the width is {size!r}, which is not a whole number of features.")
     return int(size)
 
 
@@ -78,5 +78,5 @@ def read_choice(config: Config, name: str, choices: Mapping[str, str], default: 
     """Return the entry of ``choices`` for the value of the field. Raise InvalidSAEError with the supported values."""
     value = read_text(config, name, default)
     if value not in choices:
-        raise InvalidSAEError(f"{name} {shown(value)} is not supported; known are {', '.join(choices)}.")
+        raise InvalidSAEError(f"{name} {shown(value)} is not supported. Supported: {', '.join(choices)}.")
     return choices[value]

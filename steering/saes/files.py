@@ -21,7 +21,7 @@ def sae_folder(root: Path, subfolder: str = "") -> Path:
     real_root = root.resolve()
     folder = (real_root / subfolder).resolve()
     if not folder.is_relative_to(real_root):
-        raise InvalidSAEError(f"The sub-folder {subfolder!r} leads out of {root}.")
+        raise InvalidSAEError(f"The sub-folder {subfolder!r} is outside {root}.")
     if not folder.is_dir():
         raise InvalidSAEError(f"{root / subfolder} is not a folder.")
     return folder
@@ -30,7 +30,7 @@ def sae_folder(root: Path, subfolder: str = "") -> Path:
 def check_subfolder(subfolder: str) -> None:
     """Raise InvalidSAEError if the text of the path is absolute or leads out of its parent."""
     if Path(subfolder).is_absolute() or ".." in Path(subfolder).parts or "\0" in subfolder:
-        raise InvalidSAEError(f"The sub-folder {subfolder!r} must be a relative path without “..”.")
+        raise InvalidSAEError(f'The sub-folder {subfolder!r} must be a relative path without "..".')
 
 
 def has_file(folder: Path, name: str) -> bool:
@@ -48,9 +48,9 @@ def regular_file(folder: Path, name: str) -> Path:
         real = path.resolve(strict=True)
         mode = real.stat().st_mode
     except (OSError, RuntimeError) as error:
-        raise InvalidSAEError(f"{name} in {folder} is a link that leads nowhere.") from error
+        raise InvalidSAEError(f"{name} in {folder} is a broken link.") from error
     if not any(real.is_relative_to(allowed) for allowed in _allowed_folders(folder.resolve())):
-        raise InvalidSAEError(f"{name} in {folder} is a link out of that folder; copy the file itself there.")
+        raise InvalidSAEError(f"{name} in {folder} links to a file outside that folder; copy the file there.")
     if not stat.S_ISREG(mode):
         raise InvalidSAEError(f"{name} in {folder} is not a regular file.")
     return real
@@ -70,7 +70,7 @@ def read_json_object(folder: Path, name: str) -> dict[str, object]:
     except (ValueError, RecursionError) as error:
         raise InvalidSAEError(f"{name} is not valid JSON.") from error
     if not isinstance(value, dict):
-        raise InvalidSAEError(f"{name} holds a JSON {type(value).__name__}, not an object.")
+        raise InvalidSAEError(f"{name} must contain a JSON object, got {type(value).__name__}.")
     return value
 
 
@@ -82,7 +82,7 @@ def read_yaml_object(folder: Path, name: str) -> dict[str, object]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InvalidSAEError(f"{name} is not valid YAML.") from error
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise InvalidSAEError(f"{name} does not hold fields with names.")
+        raise InvalidSAEError(f"{name} must contain a mapping.")
     return value
 
 
@@ -90,7 +90,7 @@ def _small_file(folder: Path, name: str) -> bytes:
     path = regular_file(folder, name)
     size = path.stat().st_size
     if size > MAX_JSON_BYTES:
-        raise InvalidSAEError(f"{name} has {size} bytes; at most {MAX_JSON_BYTES} are read.")
+        raise InvalidSAEError(f"{name} has {size} bytes; the limit is {MAX_JSON_BYTES}.")
     return path.read_bytes()
 
 

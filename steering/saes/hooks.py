@@ -53,7 +53,7 @@ def parse_hook_name(name: str) -> Site:
         if match := pattern.fullmatch(name):
             return Site(int(match[1]), kind)
     known = ", ".join(f"blocks.N.{hook}" for hook in _KINDS)
-    raise InvalidSAEError(f"The hook {shown(name)} is not supported; known are {known} and model.layers.N.")
+    raise InvalidSAEError(f"The hook {shown(name)} is not supported. Supported: {known}, model.layers.N.")
 
 
 def transcoder_site(input_hook: str, output_hook: str = "") -> Site:
@@ -68,8 +68,8 @@ def transcoder_site(input_hook: str, output_hook: str = "") -> Site:
     site = parse_hook_name(output_hook)
     if site.layer != expected.layer or site.kind not in ("mlp_raw", "mlp_out"):
         raise InvalidSAEError(
-            f"The transcoder reads {shown(input_hook)} and writes {shown(output_hook)}; supported is the same layer's"
-            " MLP."
+            f"The transcoder reads {shown(input_hook)} and writes {shown(output_hook)}; only an MLP of one layer is "
+            "supported."
         )
     return site
 
@@ -91,6 +91,6 @@ def _mlp_output_of(input_hook: str) -> Site:
         if match := pattern.fullmatch(input_hook):
             return Site(int(match[1]), kind)
     raise InvalidSAEError(
-        f"The transcoder reads {shown(input_hook)}; supported are those of an MLP, such as"
-        " blocks.N.ln2.hook_normalized, blocks.N.mlp.hook_in and model.layers.N.mlp.input."
+        f"The transcoder's input hook {shown(input_hook)} is not supported. Supported: an MLP's input, such as "
+        "blocks.N.ln2.hook_normalized, blocks.N.mlp.hook_in or model.layers.N.mlp.input."
     )

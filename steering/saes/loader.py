@@ -27,7 +27,7 @@ def load_sae(path: Path | SAEPlace, *, d_in: int | None = None) -> SparseAutoenc
         with borrowed_workers():
             return _load(as_place(path), d_in)
     except FileChangedError as error:
-        raise InvalidSAEError(f"{error}; load it again when it is complete.") from error
+        raise InvalidSAEError(f"{error}; load it again when the download or copy is complete.") from error
 
 
 def _load(place: SAEPlace, d_in: int | None) -> SparseAutoencoder:
@@ -35,7 +35,7 @@ def _load(place: SAEPlace, d_in: int | None) -> SparseAutoencoder:
     config = converter.preview(place)
     math = config.math
     if d_in is not None and math.d_in != d_in:
-        raise InvalidSAEError(f"The SAE reads vectors of {math.d_in} numbers, the model's have {d_in}.")
+        raise InvalidSAEError(f"The SAE expects vectors of {math.d_in} values, but the model's have {d_in}.")
     with unchanged([place.path(config.weights_file)]):  # otherwise checksum and weights could be from different files
         file = converter.tensors(place)
         layout = converter.layout(config, file.headers)

@@ -53,10 +53,11 @@ class SAEPlace:
         if len(names) > 1:
             some = ", ".join(names[:3])
             raise InvalidSAEError(
-                f"{self.folder} holds {len(names)} {kind} ({some}, …); name one in the sub-folder, such as {names[0]}."
+                f"{self.folder} contains {len(names)} {kind} ({some}, …); name one in the sub-folder, such as "
+                f"{names[0]}."
             )
         if not names:
-            raise InvalidSAEError(f"{self} holds no {kind}.")
+            raise InvalidSAEError(f"{self} contains no {kind}.")
         return names[0]
 
     def find(self, pattern: str) -> re.Match[str] | None:
@@ -78,7 +79,7 @@ class SAEPlace:
         found: set[str] = set(self.listed)
         for number, path in enumerate(self.folder.iterdir()):
             if number >= _MAX_NAMES:
-                raise InvalidSAEError(f"{self.folder} holds more than {_MAX_NAMES} files; name the SAE's own.")
+                raise InvalidSAEError(f"{self.folder} contains more than {_MAX_NAMES} files; name the SAE's file.")
             found.add(path.name)
         return sorted((name for name in found if "/" not in name), key=natural_order)
 

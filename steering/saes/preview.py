@@ -35,7 +35,7 @@ def recognise(place: SAEPlace) -> SAEFormat:
     found = [known for known in FORMATS if known.recognises(place)]
     if len(found) > 1:
         titles = " and ".join(known.title for known in found)
-        raise InvalidSAEError(f"{place} could be {titles}; keep each SAE in a folder of its own.")
+        raise InvalidSAEError(f"{place} matches several formats ({titles}); keep each SAE in its own folder.")
     if not found:
         raise InvalidSAEError(_unknown_format(place))
     return found[0]
@@ -47,11 +47,11 @@ def sae_checksum(path: Path | SAEPlace, config: SAEConfig) -> str:
 
 
 def _unknown_format(place: SAEPlace) -> str:
-    expected = f"known are the layouts of {', '.join(known.title for known in FORMATS)}"
+    expected = f"supported formats: {', '.join(known.title for known in FORMATS)}"
     pickles = [name for name in place.matching(".*") if Path(name).suffix in _PICKLE_SUFFIXES]
     if pickles:
         return (
-            f"{pickles[0]} is a pickle of no known layout. Pickles can run code when they are opened, and are read only"
-            f" where their tensors are known beforehand; {expected}."
+            f"{pickles[0]} is a pickle of an unknown layout. Pickles can run code when they are opened, so they are "
+            f"only read if their layout is known; {expected}."
         )
-    return f"No SAE was recognised in {place}; {expected}. Name the sub-folder if it lies in one."
+    return f"No SAE was recognised in {place}; {expected}. If the SAE is in a sub-folder, name it."

@@ -50,7 +50,7 @@ class VectorFile:
             if vector.site.layer == layer:
                 return vector
         layers = ", ".join(str(vector.site.layer) for vector in self.vectors if vector.site)
-        raise InvalidSAEError(f"There is no vector for layer {layer}; there are those of {layers}.")
+        raise InvalidSAEError(f"There is no vector for layer {layer}. Available layers: {layers}.")
 
 
 def read_vectors(path: Path) -> VectorFile:
@@ -69,10 +69,12 @@ def read_vectors(path: Path) -> VectorFile:
 
 
 def _from_gguf(path: Path, name: str) -> VectorFile:
-    """Read a GGUF file. As here, ``direction.8`` of llama.cpp is added to the output of layer 8."""
+    """Read a GGUF file. As in llama.cpp, ``direction.8`` is added to the output of layer 8."""
     file = read_gguf(path, name)
     if file.fields.get("general.architecture") != _ARCHITECTURE:
-        raise InvalidSAEError(f"{name} is no control vector, but a {file.fields.get('general.architecture')!r}.")
+        raise InvalidSAEError(
+            f"{name} is not a control vector, its architecture is {file.fields.get('general.architecture')!r}."
+        )
     return VectorFile(_by_layer(file.tensors, _GGUF_NAME, name), str(file.fields.get("controlvector.model_hint", "")))
 
 
@@ -83,23 +85,25 @@ def _by_layer(
     for name, values in arrays.items():
         match = pattern.fullmatch(name)
         if match is None:
-            raise InvalidSAEError(f"{file} holds {name!r}, which names no layer.")
+            raise InvalidSAEError(f"{file} contains {name!r}, whose name has no layer.")
         if int(match[1]) in vectors:
-            raise InvalidSAEError(f"{file} holds two vectors for layer {int(match[1])}.")
+            raise InvalidSAEError(f"{file} contains two vectors for layer {int(match[1])}.")
         vectors[int(match[1])] = _checked(name, values)
     if len({len(values) for values in vectors.values()}) > 1:
-        raise InvalidSAEError(f"The vectors in {file} are not all of one width.")
+        raise InvalidSAEError(f"The vectors in {file} have different widths.")
     if not vectors:
-        raise InvalidSAEError(f"{file} holds no vectors.")
+        raise InvalidSAEError(f"{file} contains no vectors.")
     return tuple(StoredVector(Site(layer), vectors[layer]) for layer in sorted(vectors))
 
 
 def _checked(name: str, values: NDArray[np.float32]) -> NDArray[np.float32]:
     values = values.squeeze(0) if values.ndim == 2 and values.shape[0] == 1 else values
     if values.ndim != 1 or not 0 < len(values) <= MAX_D_IN:
-        raise InvalidSAEError(f"{name} has the shape {list(values.shape)}; a vector has one size, up to {MAX_D_IN}.")
+        raise InvalidSAEError(
+            f"{name} must be a vector of at most {MAX_D_IN} values, got the shape {list(values.shape)}."
+        )
     if not np.isfinite(values).all():
-        raise InvalidSAEError(f"{name} holds values that are not finite (NaN or infinite).")
+        raise InvalidSAEError(f"{name} contains values that are not finite (NaN or infinite).")
     if not values.any():
-        raise InvalidSAEError(f"{name} is zero and has no direction.")
+        raise InvalidSAEError(f"{name} must not be zero.")
     return values

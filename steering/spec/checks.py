@@ -25,7 +25,7 @@ MAX_WINDOWS = 16  # each one takes rows in the tables of the engine
 
 
 def check_edit(edit: EditSpec, path: str) -> list[Problem]:
-    """Return the problems of one edit, looked at alone."""
+    """Return the problems of one edit, independent of others."""
     problems = (_operation_problems, _scope_problems, _range_problems, _gate_problems)
     return [problem for of in problems for problem in of(edit, path)] or [*_strength_problems(edit, path)]
 
@@ -34,52 +34,55 @@ def check_windows(edits: Sequence[EditSpec]) -> list[Problem]:
     windows = {window for edit in edits for window in edit.windows} - {ALL_TOKENS}
     if len(windows) <= MAX_WINDOWS:
         return []
-    return [Problem("edits", f"Expected at most {MAX_WINDOWS} different windows, found {len(windows)}.")]
+    return [Problem("edits", f"Expected at most {MAX_WINDOWS} different windows, got {len(windows)}.")]
 
 
 def _operation_problems(edit: EditSpec, path: str) -> Iterator[Problem]:
     operation, target = edit.operation, edit.target
     if isinstance(target, SiteTarget) != (operation == "norm_preserving"):
-        message = f"norm_preserving takes a site and nothing else does; found {operation} of {_kind(edit)}."
+        message = (
+            f"`norm_preserving` must have a site as its target, other operations must not; got `{operation}` of "
+            f"{_kind(edit)}."
+        )
         yield Problem(f"{path}.operation", message)
     elif isinstance(target, VectorTarget) and operation not in VECTOR_OPERATIONS:
-        message = f"A plain vector takes {', '.join(VECTOR_OPERATIONS)}, not {operation}."
+        message = f"A vector supports {', '.join(VECTOR_OPERATIONS)}, got `{operation}`."
         yield Problem(f"{path}.operation", message)
     elif isinstance(target, VectorTarget) and operation != "add" and not any(target.values):
-        yield Problem(f"{path}.vector.values", "A vector of zeros has no direction.")
+        yield Problem(f"{path}.vector.values", "The vector must not be zero.")
     if operation == "projection_cap" and edit.unit == "max_act":
-        yield Problem(f"{path}.unit", "projection_cap takes raw or resid_norm, not max_act.")
+        yield Problem(f"{path}.unit", "`projection_cap` supports the units `raw` and `resid_norm`, got `max_act`.")
     if edit.lower is not None and operation != "projection_cap":
-        yield Problem(f"{path}.lower", f"Only projection_cap has a lower end, {operation} does not.")
+        yield Problem(f"{path}.lower", f"Only `projection_cap` has a `lower` end, got `{operation}`.")
 
 
 def _scope_problems(edit: EditSpec, path: str) -> Iterator[Problem]:
     """Yield problems of the scope. A prompt has no segments."""
     if is_single_segment(edit.scope) and edit.phase != "generation":
-        message = f"Only what the model writes has a “{edit.scope}”; choose the phase generation, not {edit.phase}."
+        message = f"The scope `{edit.scope}` requires the phase `generation`, got `{edit.phase}`."
         yield Problem(f"{path}.phase", message)
     elif edit.scope != EVERYTHING and edit.phase == "prompt":
-        yield Problem(f"{path}.scope", f"The scope {edit.scope} says nothing about a prompt; leave it out.")
+        yield Problem(f"{path}.scope", f"The scope `{edit.scope}` does not apply to a prompt; leave it out.")
 
 
 def _range_problems(edit: EditSpec, path: str) -> Iterator[Problem]:
     if edit.ranges and edit.window != ALL_TOKENS:
-        yield Problem(f"{path}.ranges", "Expected either a window or ranges, found both.")
+        yield Problem(f"{path}.ranges", "Expected either a window or ranges, got both.")
     for one, other in pairwise(edit.ranges):
         if one.first is None or other.after < one.first:
-            yield Problem(f"{path}.ranges", "Expected ranges in rising order that do not overlap.")
+            yield Problem(f"{path}.ranges", "Ranges must be in ascending order and must not overlap.")
 
 
 def _gate_problems(edit: EditSpec, path: str) -> Iterator[Problem]:
     if edit.only_if_active and not isinstance(edit.target, FeatureTarget):
-        yield Problem(f"{path}.only_if_active", f"Only a feature can be active, {_kind(edit)} cannot.")
+        yield Problem(f"{path}.only_if_active", f"`only_if_active` requires a feature, got {_kind(edit)}.")
     if edit.gate is None:
         return
     if isinstance(edit.target, SiteTarget):
-        yield Problem(f"{path}.gate", "norm_preserving does not support a gate.")
+        yield Problem(f"{path}.gate", "`norm_preserving` does not support a gate.")
     elif edit.gate.feature.site != edit.target.site:
         here, there = edit.target.site.label, edit.gate.feature.site.label
-        message = f"The gate's feature must be at the site of the edit, {here}, not at {there}."
+        message = f"The gate's feature must be at the edit's site, {here}, got {there}."
         yield Problem(f"{path}.gate.feature", message)
     try:
         _ = edit.gate.raw
@@ -94,10 +97,10 @@ def _strength_problems(edit: EditSpec, path: str) -> Iterator[Problem]:
         yield Problem(f"{path}.unit", str(error))
         return
     if abs(raw) > MAX_STRENGTH:
-        message = f"The raw coefficient is {raw:g}; at most {MAX_STRENGTH:g} is allowed."
+        message = f"The raw strength is {raw:g}; the limit is {MAX_STRENGTH:g}."
         yield Problem(f"{path}.strength", message)
     if lower is not None and lower > raw:
-        yield Problem(f"{path}.lower", f"The lower end {lower:g} lies above the upper one, {raw:g}.")
+        yield Problem(f"{path}.lower", f"The lower end {lower:g} must not exceed the upper end {raw:g}.")
 
 
 def _kind(edit: EditSpec) -> str:
@@ -134,7 +137,7 @@ def find_conflicts(edits: Sequence[EditSpec]) -> list[Problem]:
 
 
 def _subject(edit: EditSpec) -> object:
-    """Return the key of what the edit changes, or None if any number of edits may act on it, as with added vectors."""
+    """Return the key of the edit's target, or None if any number of edits may target it, as with added vectors."""
     match edit.target:
         case FeatureTarget():
             return edit.target.sae.checksum, edit.target.site, edit.target.index
@@ -145,7 +148,7 @@ def _subject(edit: EditSpec) -> object:
 
 
 def _share_tokens(one: EditSpec, other: EditSpec) -> bool:
-    """Return whether both edits may act on the same token."""
+    """Return whether both edits may apply to the same token."""
     zones = ZONES[one.phase] & ZONES[other.phase]
     pairs = product(one.windows, other.windows)
     return any(_meet_in(zone, one, window, other, other_window) for window, other_window in pairs for zone in zones)
@@ -174,12 +177,12 @@ def _name(edit: EditSpec) -> str:
 def _conflict(first: EditSpec, second: EditSpec) -> str:
     if first.operation == second.operation:
         if first == second:
-            return f"the same {first.operation} is listed twice"
+            return f"the same `{first.operation}` is listed twice"
         if first.operation == "add" and _condition(first) != _condition(second):
             return ""  # two adds on different sets of tokens add up
-        return f"two {first.operation} edits act in the same phase"
+        return f"two `{first.operation}` edits apply to the same phase"
     if frozenset({first.operation, second.operation}) not in _COMPATIBLE:
-        return f"{first.operation} and {second.operation} contradict each other in the same phase"
+        return f"`{first.operation}` and `{second.operation}` contradict each other in the same phase"
     return _empty_band(first, second) if first.operation in ("at_least", "at_most") else ""
 
 
@@ -193,4 +196,4 @@ def _empty_band(first: EditSpec, second: EditSpec) -> str:
         is_empty = low.raw > high.raw
     except MissingScaleError:
         return ""  # _strength_problems reports it
-    return f"at_least {low.raw:g} lies above at_most {high.raw:g}" if is_empty else ""
+    return f"`at_least` {low.raw:g} exceeds `at_most` {high.raw:g}" if is_empty else ""

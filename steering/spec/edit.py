@@ -1,4 +1,4 @@
-"""The edits of a profile, and the segments of an answer (their scope) on which they act."""
+"""The edits of a profile, and the segments of an answer (their scope) to which they apply."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def windows_of(scope: Scope, window: Window) -> tuple[Window, Window]:
 
 
 def may_meet(one: Scope, window: Window, other: Scope, other_window: Window) -> bool:
-    """Return whether two edits of one phase can act on the same token."""
+    """Return whether two edits of one phase can apply to the same token."""
     if _SEGMENTS[one].isdisjoint(_SEGMENTS[other]):
         return False
     if is_single_segment(one) == is_single_segment(other):
@@ -113,22 +113,21 @@ class GateSpec:
 
     @property
     def raw(self) -> float:
-        """The raw threshold. 0 is 0 in every unit.
+        """The raw threshold; 0 is the same in every unit.
 
-        Raise MissingScaleError if the maximal activation of the feature is needed and not known.
+        Raise MissingScaleError if the max activation of the feature is needed and not known.
         """
         return coefficient(self.above, self.unit, self.feature.scales) if self.above else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class EditSpec:
-    """One edit.
+    """One edit. ``strength`` is in ``unit`` for add, clamp, at_least, at_most and projection_cap (its upper end, with
+    ``lower`` as the lower one); a plain factor for scale and orthogonal; unused for ablate and norm_preserving.
 
-    ``strength`` is in ``unit`` for add, clamp, at_least, at_most and projection_cap (whose upper end it is, and
-    ``lower`` the other); a plain factor for scale and orthogonal; unused for ablate and norm_preserving. It acts on the
-    tokens that ``phase``, ``scope`` and ``window`` (or any of ``ranges``, instead) select, special ones only with
-    ``special_tokens``, attention sinks only with ``sink_tokens``, and only where ``gate`` is open and, with
-    ``only_if_active``, the feature itself is above 0.
+    The edit applies to the tokens that ``phase``, ``scope`` and ``window`` (or any of ``ranges``, instead) select. It
+    applies to special tokens only with ``special_tokens``, to attention sinks only with ``sink_tokens``, and only where
+    ``gate`` is open and, with ``only_if_active``, the feature itself is above 0.
     """
 
     target: FeatureTarget | VectorTarget | SiteTarget
@@ -147,7 +146,7 @@ class EditSpec:
 
     @property
     def windows(self) -> tuple[Window, ...]:
-        """The windows of the phase on which the edit acts; they do not overlap."""
+        """The windows of the phase to which the edit applies; they do not overlap."""
         return self.ranges or (self.window,)
 
     @property

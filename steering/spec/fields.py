@@ -27,7 +27,7 @@ class Fields:
         if isinstance(value, dict):
             self._values = value
         else:
-            self.report("", f"Expected an object, found {describe(value)}.")
+            self.report("", f"Expected an object, got {describe(value)}.")
 
     def __contains__(self, name: str) -> bool:
         """Return whether the field is given, and mark it as known."""
@@ -45,7 +45,7 @@ class Fields:
         if value is None:
             return []
         if not isinstance(value, list) or len(value) > max_length:
-            self.report(name, f"Expected a list of at most {max_length} objects, found {describe(value)}.")
+            self.report(name, f"Expected a list of at most {max_length} objects, got {describe(value)}.")
             return []
         return [Fields(item, f"{self.path}.{name}[{number}]", self._problems) for number, item in enumerate(value)]
 
@@ -54,7 +54,7 @@ class Fields:
         if value is None and not required:
             return ""
         if not isinstance(value, str) or len(value) > max_length:
-            self.report(name, f"Expected a string of at most {max_length} characters, found {describe(value)}.")
+            self.report(name, f"Expected a string of at most {max_length} characters, got {describe(value)}.")
             return ""
         return value
 
@@ -63,17 +63,17 @@ class Fields:
         if value is None:
             return default
         if value not in choices or not isinstance(value, str):
-            self.report(name, f"Expected one of {', '.join(choices)}, found {describe(value)}.")
+            self.report(name, f"Expected one of {', '.join(choices)}, got {describe(value)}.")
             return default
         return cast("Choice", value)
 
     def integer(self, name: str, *, minimum: int, maximum: int, code: str = "invalid_value") -> int:
         value = self._take(name)
         if isinstance(value, bool) or not isinstance(value, int):
-            self.report(name, f"Expected an integer, found {describe(value)}.", code)
+            self.report(name, f"Expected an integer, got {describe(value)}.", code)
             return minimum
         if not minimum <= value <= maximum:
-            self.report(name, f"Expected an integer from {minimum} to {maximum}, found {describe(value)}.", code)
+            self.report(name, f"Expected an integer from {minimum} to {maximum}, got {describe(value)}.", code)
             return minimum
         return value
 
@@ -84,7 +84,7 @@ class Fields:
     def flag(self, name: str, *, default: bool = False) -> bool:
         value = self._take(name)
         if value is not None and not isinstance(value, bool):
-            self.report(name, f"Expected true or false, found {describe(value)}.")
+            self.report(name, f"Expected true or false, got {describe(value)}.")
         return default if value is None else value is True
 
     def pairs(self, name: str, *, max_length: int, maximum: int) -> list[tuple[int, int | None]]:
@@ -93,12 +93,12 @@ class Fields:
         if value is None:
             return []
         if not isinstance(value, list) or not 0 < len(value) <= max_length:
-            self.report(name, f"Expected a list of 1 to {max_length} pairs [start, end], found {describe(value)}.")
+            self.report(name, f"Expected a list of 1 to {max_length} pairs [start, end], got {describe(value)}.")
             return []
         found: list[tuple[int, int | None]] = []
         for number, item in enumerate(value):
             if not _is_pair(item, maximum):
-                message = f"Expected [start, end] with 0 <= start < end <= {maximum}, or an end of null."
+                message = f"Expected [start, end] with 0 <= start < end <= {maximum}; end may be null."
                 self.report(f"{name}[{number}]", message)
             else:
                 found.append((item[0], item[1]))
@@ -120,13 +120,13 @@ class Fields:
             return None
         number = self._finite(name, value, math.inf)
         if number < 0:
-            self.report(name, f"Expected a number of at least 0, found {describe(value)}.")
+            self.report(name, f"Expected a number of at least 0, got {describe(value)}.")
         return number
 
     def numbers(self, name: str, *, max_length: int, limit: float) -> tuple[float, ...]:
         value = self._take(name)
         if not isinstance(value, list) or not 0 < len(value) <= max_length:
-            self.report(name, f"Expected a list of 1 to {max_length} numbers, found {describe(value)}.")
+            self.report(name, f"Expected a list of 1 to {max_length} numbers, got {describe(value)}.")
             return ()
         return tuple(self._finite(f"{name}[{position}]", item, limit) for position, item in enumerate(value))
 
@@ -135,7 +135,7 @@ class Fields:
         if value is None:
             return ()
         if not isinstance(value, list) or len(value) > max_length or not all(isinstance(item, str) for item in value):
-            self.report(name, f"Expected a list of at most {max_length} strings, found {describe(value)}.")
+            self.report(name, f"Expected a list of at most {max_length} strings, got {describe(value)}.")
             return ()
         return tuple(item[:_MAX_TEXT] for item in value)
 
@@ -144,13 +144,13 @@ class Fields:
         return self._take(name)
 
     def others(self) -> list[str]:
-        """Return the names of fields that nothing has read, in document order."""
+        """Return the names of fields that were not read, in document order."""
         return [str(name) for name in self._values if name not in self._seen]
 
     def refuse_others(self) -> None:
-        """Report all fields that nothing has read."""
+        """Report all fields that were not read."""
         for name in self.others():
-            self.report(name[:100], "This field is not known.", "unknown_field")
+            self.report(name[:100], "Unknown field.", "unknown_field")
 
     def _take(self, name: str) -> object:
         self._seen.add(name)
@@ -158,7 +158,7 @@ class Fields:
 
     def _finite(self, name: str, value: object, limit: float) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
-            self.report(name, f"Expected a number, found {describe(value)}.")
+            self.report(name, f"Expected a number, got {describe(value)}.")
             return 0.0
         try:
             number = float(value)
@@ -166,7 +166,7 @@ class Fields:
             number = math.inf
         if not math.isfinite(number) or abs(number) > limit:
             bound = "" if math.isinf(limit) else f" between {-limit:g} and {limit:g}"
-            self.report(name, f"Expected a finite number{bound}, found {describe(value)}.")
+            self.report(name, f"Expected a finite number{bound}, got {describe(value)}.")
             return 0.0
         return number
 
@@ -187,6 +187,6 @@ def describe(value: object) -> str:
     if isinstance(value, dict | list):
         return f"{'an object' if isinstance(value, dict) else 'a list'} with {len(value)} entries"
     if isinstance(value, int) and abs(value) > 1 << 64:
-        return "a number too large"
+        return "a number that is too large"
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

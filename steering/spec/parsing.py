@@ -34,13 +34,13 @@ MAX_TOKENS = 1 << 24
 def parse_edits(value: object) -> tuple[EditSpec, ...]:
     """Return the edits of a JSON list. Raise InvalidSpecError with every invalid field, duplicate and contradiction.
 
-    Without ``sink_tokens`` an edit also acts on attention sinks, like versions published before that field existed.
+    Without ``sink_tokens`` an edit also applies to attention sinks, like versions published before that field existed.
     Pass edits of requests and forms through :func:`with_request_defaults` first.
     """
     if not isinstance(value, list):
-        raise InvalidSpecError([Problem("edits", f"Expected a list of edits, found {describe(value)}.")])
+        raise InvalidSpecError([Problem("edits", f"Expected a list of edits, got {describe(value)}.")])
     if len(value) > MAX_EDITS:
-        raise InvalidSpecError([Problem("edits", f"Expected at most {MAX_EDITS} edits, found {len(value)}.")])
+        raise InvalidSpecError([Problem("edits", f"Expected at most {MAX_EDITS} edits, got {len(value)}.")])
     problems: list[Problem] = []
     edits = [_parse_edit(item, f"edits[{number}]", problems) for number, item in enumerate(value)]
     if not problems:
@@ -80,7 +80,7 @@ def _parse_edit(value: object, path: str, problems: list[Problem]) -> EditSpec:
 def _parse_target(fields: Fields) -> FeatureTarget | VectorTarget | SiteTarget:
     given = [name for name in ("feature", "vector", "site") if name in fields]
     if len(given) != 1:
-        fields.report("", "Expected either a feature, a vector or a site.")
+        fields.report("", "Expected exactly one of `feature`, `vector` and `site`.")
     match given[:1]:
         case ["vector"]:
             return _parse_vector(fields.child("vector"))
@@ -100,7 +100,9 @@ def _parse_window(fields: Fields) -> Window:
     after = fields.count("after", minimum=0, maximum=MAX_TOKENS)
     window = Window(after or 0, fields.count("first", minimum=1, maximum=MAX_TOKENS))
     if window.first is not None and window.first <= window.after:
-        fields.report("first", f"Expected more than after, which is {window.after}; no token lies in between.")
+        fields.report(
+            "first", f"`first` must be greater than `after` ({window.after}), otherwise no token is selected."
+        )
     fields.refuse_others()
     return window
 

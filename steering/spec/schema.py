@@ -32,7 +32,7 @@ def edits_schema() -> Schema:
                     "strength": {**_number(), "default": 1.0},
                     "unit": _choice(UNITS, "max_act"),
                     "phase": _choice(PHASES, "both"),
-                    "lower": _number("The lower end of a projection_cap."),
+                    "lower": _number("The lower end of `projection_cap`."),
                     "window": _window(),
                     "scope": _choice(SCOPES, "everything"),
                     "only_if_active": {"type": "boolean", "default": False},
@@ -42,8 +42,10 @@ def edits_schema() -> Schema:
                     "sink_tokens": {
                         "type": "boolean",
                         "default": False,
-                        "description": "Also acts on attention sinks: a prompt's first token that is no special one,"
-                        " and tokens whose residual is 10 times longer than usual.",
+                        "description": (
+                            "Also applies to attention sinks: a prompt's first token unless it is a special token, "
+                            "and tokens whose residual norm is more than 10 times the usual."
+                        ),
                     },
                 }
             ),
@@ -78,18 +80,18 @@ def _vector() -> Schema:
 
 def _gate() -> Schema:
     properties = {"feature": _feature(), "above": {**_number(), "default": 0.0}, "unit": _choice(GATE_UNITS, "max_act")}
-    return _object(properties, required=("feature",), text="Acts only where this feature is above the threshold.")
+    return _object(properties, required=("feature",), text="Applies only where this feature is above the threshold.")
 
 
 def _window() -> Schema:
     properties = {"after": _integer(0, MAX_TOKENS), "first": _integer(1, MAX_TOKENS)}
-    return _object(properties, text="Leaves the phase's tokens before “after” alone, and those from “first” on.")
+    return _object(properties, text="Skips the phase's tokens before `after`, and those from `first` on.")
 
 
 def _ranges() -> Schema:
     ends = [{"type": "integer", "minimum": 0, "maximum": MAX_TOKENS}, {"type": ["integer", "null"]}]
     pair = {"type": "array", "prefixItems": ends, "minItems": 2, "maxItems": 2}
-    text = "In place of a window: [start, end] pairs of the phase's tokens, the end not included and null where open."
+    text = "Instead of a window: [start, end] pairs of the phase's tokens. The end is exclusive; null means no end."
     return {"type": "array", "items": pair, "minItems": 1, "maxItems": MAX_WINDOWS, "description": text}
 
 

@@ -50,13 +50,13 @@ def coefficient(strength: float, unit: Unit, scales: Scales) -> float:
         case "max_act":
             if not scales.max_activation:
                 raise MissingScaleError(
-                    "The unit max_act needs the feature's maximal activation, which is not known; use raw."
+                    "The unit `max_act` needs the feature's max activation, which is not known; use `raw`."
                 )
             return strength * scales.max_activation + 0.0
         case "resid_norm":
             if not scales.reference_norm or not scales.direction_norm:
                 raise MissingScaleError(
-                    "The unit resid_norm needs the residual's mean norm, which is not known; use raw."
+                    "The unit `resid_norm` needs the mean residual norm, which is not known; use `raw`."
                 )
             return strength * scales.reference_norm / scales.direction_norm + 0.0
 

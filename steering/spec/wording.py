@@ -27,7 +27,7 @@ _SCOPES: dict[Scope, str] = {
     "everything": "",
     "thinking": ", in the thinking",
     "answer": ", in the answer",
-    "outside_calls": ", outside of calls",
+    "outside_calls": ", outside tool calls",
 }
 _PHASES: dict[Phase, str] = {
     "prompt": ", prompt only",

@@ -99,7 +99,7 @@ class ExtractionForm(forms.Form):
 
 
 def open_extractions(request: HttpRequest) -> list[Job]:
-    """Return the queued and running extraction jobs of the user, if they have permission to view jobs."""
+    """Return the user's queued and running extraction jobs, if they have permission to view jobs."""
     if not request.user.has_perm("jobs.view_job"):
         return []
     states = (Job.State.QUEUED, Job.State.RUNNING)
@@ -133,7 +133,7 @@ class AddVectorsForm(forms.ModelForm[VectorSet]):
     def _read(self, upload: Any, model: LanguageModel, layer: int | None) -> None:
         ending = Path(upload.name).suffix.lower()
         if ending not in _ENDINGS:
-            raise ValidationError({"file": f"Expected a file that ends with one of {', '.join(_ENDINGS)}."})
+            raise ValidationError({"file": f"The file name must end with one of {', '.join(_ENDINGS)}."})
         try:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / f"vectors{ending}"
@@ -274,7 +274,7 @@ class VectorSetAdmin(SharingAdmin, admin.ModelAdmin):  # type: ignore[type-arg] 
 
 @admin.register(PlainVector)
 class PlainVectorAdmin(ReadOnlyAdmin):
-    """Only for the autocomplete field of profiles; vectors are added and deleted with their set."""
+    """Serves the autocomplete field of profiles; vectors are added and deleted with their set."""
 
     search_fields = ("vector_set__name", "=layer")
     list_select_related = ("vector_set",)

@@ -29,9 +29,9 @@ def direction(positive: Array, negative: Array, method: Method) -> Array:
     """
     found = _DIRECTIONS[method](positive.astype(np.float64) - negative.astype(np.float64))
     if not np.isfinite(found).all():
-        raise NoDirectionError("What was read is not finite; the model's numbers overflow on these prompts.")
+        raise NoDirectionError("The captured residuals are not finite; the model's numbers overflow on these prompts.")
     if not found.any():
-        raise NoDirectionError("The prompts of the two sides do not differ where they were read.")
+        raise NoDirectionError("The captured residuals of the two sides are identical.")
     return found
 
 
@@ -50,7 +50,9 @@ def principal_difference(differences: Array) -> Array:
     first: Array = directions[0]
     ahead = float((differences @ first).mean())
     if abs(ahead) <= 1e-9 * float(sizes[0]):
-        raise NoDirectionError("The pairs differ in opposite directions, so that none of them is the positive one.")
+        raise NoDirectionError(
+            "The differences of the pairs point in opposite directions, so they have no common positive side."
+        )
     return ahead * first
 
 

@@ -46,7 +46,7 @@ def read_pairs(data: bytes, name: str) -> tuple[PromptPair, ...]:
 
 def parse_pairs(value: object) -> tuple[PromptPair, ...]:
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_PAIRS:
-        message = f"Expected a list of 1 to {MAX_PAIRS} pairs, found {describe(value)}."
+        message = f"Expected a list of 1 to {MAX_PAIRS} pairs, got {describe(value)}."
         raise InvalidSpecError([Problem("pairs", message)])
     problems: list[Problem] = []
     pairs = [_pair(Fields(item, f"pairs[{number}]", problems)) for number, item in enumerate(value)]
@@ -60,7 +60,7 @@ def _pair(fields: Fields) -> PromptPair:
     fields.refuse_others()
     for name, text in (("positive", pair.positive), ("negative", pair.negative)):
         if not text.strip() and isinstance(fields.value(name), str):  # others were reported
-            fields.report(name, "The prompt is empty.")
+            fields.report(name, "The prompt must not be empty.")
     return pair
 
 
@@ -107,16 +107,18 @@ def request_extraction(*, params: ExtractionParams, user: User | None = None) ->
 def check_params(params: ExtractionParams) -> None:
     VectorSet(name=params.name, model=params.model).full_clean(exclude=["created_by", "origin", "checksum"])
     if params.method not in METHODS or params.position not in POSITIONS:
-        raise ValidationError(f"Expected one of {', '.join(METHODS)}, and one of {', '.join(POSITIONS)}.")
+        raise ValidationError(
+            f"`method` must be one of {', '.join(METHODS)}, and `position` one of {', '.join(POSITIONS)}."
+        )
     if not 1 <= len(params.sites) <= MAX_SITES or len(set(params.sites)) < len(params.sites):
-        raise ValidationError(f"Expected 1 to {MAX_SITES} different sites, found {len(params.sites)}.")
+        raise ValidationError(f"Expected 1 to {MAX_SITES} different sites, got {len(params.sites)}.")
     if params.method == "pca" and len(params.pairs) < 2:
-        raise ValidationError("pca needs at least two pairs; take mean_difference for one.")
+        raise ValidationError("`pca` needs at least two pairs; use `mean_difference` for one.")
     shape = read_model_shape(params.model)
     for site in params.sites:
         if site.kind not in SITE_KINDS or not 0 <= site.layer < shape.num_layers:
             raise IncompatibleSAEError(
-                f"{params.model} has layers 0 to {shape.num_layers - 1}; there is no layer {site.layer}."
+                f"{params.model} has layers 0 to {shape.num_layers - 1}, got layer {site.layer}."
             )
 
 
@@ -184,7 +186,8 @@ def _add(side: _Sides, rows: Sequence[NDArray[np.float32]], position: Position) 
     for number, values in enumerate(rows):
         if not len(values):
             raise ValueError(
-                f"The prompt {number // 2} has no tokens but special ones or its first; there is nothing to read in it."
+                f"The prompt {number // 2} has only special tokens, or only a first token, so nothing can be captured "
+                "from it."
             )
         norms = np.linalg.norm(values.astype(np.float64), axis=1)
         is_ordinary = norms <= SINK_FACTOR * np.median(norms)

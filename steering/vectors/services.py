@@ -47,7 +47,7 @@ def read_vector_file(path: Path, *, layer: int | None = None) -> tuple[NewVector
     found = []
     for vector in vectors:
         if vector.site is None:
-            raise InvalidSAEError(f"{path.name} does not say for which layer its vector is; give the layer.")
+            raise InvalidSAEError(f"{path.name} does not name the layer of its vector; give the layer.")
         found.append(NewVector(vector.site, tuple(vector.values.tolist())))
     return tuple(found)
 
@@ -57,15 +57,17 @@ def check_vectors(model: LanguageModel, vectors: Sequence[NewVector]) -> None:
     shape = read_model_shape(model)
     for vector in vectors:
         if not 0 <= vector.site.layer < shape.num_layers:
-            raise IncompatibleSAEError(f"{model} has layers 0 to {shape.num_layers - 1}, not {vector.site.layer}.")
+            raise IncompatibleSAEError(
+                f"{model} has layers 0 to {shape.num_layers - 1}, got layer {vector.site.layer}."
+            )
         found, width = len(vector.values), shape.width(vector.site)
         if found != width:
             raise IncompatibleSAEError(
-                f"The vector has {found} values, but {model} is {width} wide at {vector.site.label}."
+                f"The vector has {found} values, but {model} has {width} at {vector.site.label}."
             )
         if not all(abs(value) <= MAX_STRENGTH for value in vector.values):  # false for NaN too
             raise IncompatibleSAEError(
-                f"The vector at {vector.site.label} has values that are not finite, or too large."
+                f"The vector at {vector.site.label} contains values that are not finite or too large."
             )
 
 
@@ -114,7 +116,9 @@ def check_vectors_are_unused(*, vector_set: VectorSet) -> None:
     """Raise InUseError if a version or a draft uses one of the vectors; the message names it."""
     link = VersionVector.objects.filter(vector__vector_set=vector_set).select_related("version__profile").first()
     if link is not None:
-        message = f"The vectors {vector_set} are needed by the published profile {link.version}, so they stay."
+        message = (
+            f"The vectors {vector_set} are used by the published profile {link.version}, so they cannot be deleted."
+        )
         raise InUseError(message)
     edit = FeatureEdit.objects.filter(plain_vector__vector_set=vector_set).select_related("profile").first()
     if edit is not None:

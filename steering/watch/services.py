@@ -40,7 +40,7 @@ def save_rule(*, rule: WatchRule, user: User | None = None) -> WatchRule:
 @transaction.atomic
 def remove_rule(*, rule: WatchRule, user: User | None = None) -> None:
     """Delete a rule; its events remain."""
-    _record(rule, f"removed; it was for: {rule.reason}", user)
+    _record(rule, f"removed; its reason was: {rule.reason}", user)
     rule.delete()
 
 
@@ -50,11 +50,11 @@ def check_rule(*, rule: WatchRule) -> None:
     if not math.isfinite(raw) or raw < 0:
         raise InvalidProfileError(f"The threshold must be a finite number of at least 0, got {raw:g}.")
     if sae.architecture.endswith("transcoder"):
-        raise InvalidProfileError(f"{sae} is a transcoder: it does not read the site where it writes.")
+        raise InvalidProfileError(f"{sae} is a transcoder: it does not read the site that it writes to.")
     if rule.action == WatchRule.Action.CAP and sae.normalization not in FREE_NORMALIZATIONS:
         raise InvalidProfileError(
-            f"{sae} normalises its input ({sae.normalization}), so what a cap would write depends on the request's own"
-            " steering; choose an alert."
+            f"{sae} normalises its input ({sae.normalization}), so the effect of a cap would depend on each request's "
+            "own steering; choose an alert."
         )
 
 
@@ -63,7 +63,7 @@ def raw_threshold(rule: WatchRule) -> float:
     try:
         return EditSpec(feature_target(rule.feature), "at_most", rule.threshold, cast("Unit", rule.unit)).raw
     except MissingScaleError:
-        raise InvalidProfileError(f"The largest activation of {rule.feature} is not known; use the unit raw.") from None
+        raise InvalidProfileError(f'The max activation of {rule.feature} is not known; use the unit "raw".') from None
 
 
 def record_matches(matches: list[WatchMatch]) -> None:

@@ -95,7 +95,7 @@ class WatchMatches:
 
     def note(self, number: int, reading: ActivationCapture, *, num_prompt: int, now: datetime) -> None:
         """Add the values of one capture; ``number`` is its index in the watch."""
-        assert reading.places is not None, "rules pool nothing"
+        assert reading.places is not None, "watch rules do not pool"
         for column, rule in enumerate(self.watch.rules[number]):
             values = reading.values[:, column].tolist()
             for place, value in zip(reading.places, values, strict=True):
@@ -169,7 +169,7 @@ def _loaded(name: str, rules: Iterable[ActiveRule]) -> LoadedSAE | None:
         sae = load_registered_sae(SAE.objects.get(name=name))
     except (SteeringError, SAE.DoesNotExist) as error:
         problem = f"The rule is not active: {error}"
-        logger.error("Rules of the SAE %s do not act: %s", name, error)
+        logger.error("The watch rules of the SAE %s are not active: %s", name, error)
     stale = WatchRule.objects.filter(pk__in=[rule.pk for rule in rules]).exclude(problem=problem[:500])
     stale.update(problem=problem[:500])
     return sae

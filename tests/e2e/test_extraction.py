@@ -41,7 +41,7 @@ print(services.publish_profile(profile=profile))
 def test_vector_from_prompts_steers(live_site: LiveSite, client: OpenAI, tmp_path: Path):
     (tmp_path / "pairs.json").write_text(json.dumps(PAIRS))
     arguments = ("rain", str(tmp_path / "pairs.json"), "--model", "demo", "--layer", "1", "--method", "pca")
-    assert "Queued the job" in live_site.server.manage("extract_vectors", *arguments)
+    assert "Queued job" in live_site.server.manage("extract_vectors", *arguments)
     assert "layers.1.resid_post" in live_site.server.manage("shell", "-c", WAIT)
     assert "rain@1" in live_site.server.manage("shell", "-c", PUBLISH)
 
@@ -67,7 +67,7 @@ def test_the_list_of_vectors_shows_what_a_job_found_by_itself(page: Page, live_s
     page.locator("[name=layers]").fill("99")
     page.get_by_role("button", name="Extract vectors").click()
     wrong = page.locator(".form-row", has=page.locator("[name=layers]"))
-    expect(wrong).to_contain_text("there is no layer 99")
+    expect(wrong).to_contain_text("got layer 99")
     page.locator("[name=pairs]").set_input_files(tmp_path / "pairs.json")
     page.locator("[name=layers]").fill("1")
     page.get_by_role("button", name="Extract vectors").click()

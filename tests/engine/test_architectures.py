@@ -72,7 +72,7 @@ UNBUILDABLE = {"qwen3_5", "llama4"}  # the text model in it is what is built
 def test_refused_by_what_it_computes_too(tmp_path, model_type):
     """So the list refuses nothing that would work, and a model of an unknown name is refused for the same reasons."""
     write_tiny_model(tmp_path, model_type)
-    with pytest.raises(UnsupportedModelError, match=r"^tiny is a \w+, which miLLM cannot run: .+\. docs/models.md"):
+    with pytest.raises(UnsupportedModelError, match=r"^tiny is a \w+, which is not supported: .+\. docs/models.md"):
         load_model(ModelSpec("tiny", tmp_path, dtype="float32", device="cpu"))
 
 
@@ -135,7 +135,7 @@ def test_the_self_check_finds_what_the_kernels_compute_wrongly(tmp_path, monkeyp
         return packed(module, query, key.roll(1, 2), *args, **kwargs)
 
     monkeypatch.setitem(AttentionInterface._global_mapping, attention_module.NAME, wrong)
-    with pytest.raises(UnsupportedModelError, match="differ from transformers' own by"):
+    with pytest.raises(UnsupportedModelError, match="differ from transformers' by"):
         load_model(ModelSpec("tiny", path, dtype=dtype, device="cpu", weights=weights))
 
 

@@ -281,9 +281,9 @@ def _broken(path):
     [
         (_max_pooling, "max_tokens is not supported"),
         (_dense, "the module Dense"),
-        (_outside, "folder outside of it"),
-        (_no_pooling, "cannot be read"),
-        (_broken, "cannot be read"),
+        (_outside, "folder outside itself"),
+        (_no_pooling, "could not be read"),
+        (_broken, "could not be read"),
     ],
 )
 def test_a_pipeline_that_is_not_supported_is_a_readable_error(tmp_path, damage, told):

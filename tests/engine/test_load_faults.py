@@ -39,7 +39,9 @@ def on_a_gpu() -> None:
 
 @pytest.mark.parametrize("act", [allocate, wrapped, unmapped, on_a_gpu])
 def test_want_of_memory_is_told_as_such_whoever_raises_it(act):
-    told = pytest.raises(NotEnoughMemoryError, match="m could not be loaded: memory ran out on the way")
+    told = pytest.raises(
+        NotEnoughMemoryError, match="m could not be loaded: out of memory, although the estimate fitted"
+    )
     with told, enough_memory("m"), readable_files("m", PLACE):
         act()
 

@@ -362,7 +362,7 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(llama):
                 CaptureSpec(site=Site(1), probe=FeatureValues(top_k_reader(), (48,))),
             )
         },
-        "edit is 5 wide": {"captures": (CaptureSpec(site=Site(1)),), "intervention": vector},
+        "edit has 5 values": {"captures": (CaptureSpec(site=Site(1)),), "intervention": vector},
     }
     harness = EngineHarness(llama)
     for text, fields in wrong.items():

@@ -268,7 +268,10 @@ def test_a_comparison_too_large_to_keep_is_refused(llama):
         scoring = Scoring(CONTINUATION[:num_tokens], pair)
         return intake.validate(build_request(PROMPT, scoring=scoring, max_tokens=0))
 
-    assert problem(4) == ("scoring_too_large", "4 tokens are too many to compare; this model takes 3 at once.")
+    assert problem(4) == (
+        "scoring_too_large",
+        "The continuation has 4 tokens; this model can compare at most 3 at once.",
+    )
     assert problem(3) is None
     assert problem(4, pair="") is None  # nothing is kept of it
 

@@ -128,9 +128,9 @@ def test_resid_pre_is_what_the_layer_before_puts_out():
 @pytest.mark.parametrize(
     ("architecture", "site", "message"),
     [
-        ("llama", Site(3), "There is no layer 3 (resid_post): the model has layers 0 to 2."),
-        ("bloom", Site(1, "mlp_out"), "in a BloomBlock; its sites are resid_pre, resid_post, attn_out."),
-        ("opt", Site(1, "mlp_out"), "in a OPTDecoderLayer; its sites are resid_pre, resid_post, attn_out."),
+        ("llama", Site(3), "There is no site at layer 3 (resid_post): the model has layers 0 to 2."),
+        ("bloom", Site(1, "mlp_out"), "in a BloomBlock. Available sites: resid_pre, resid_post, attn_out."),
+        ("opt", Site(1, "mlp_out"), "in a OPTDecoderLayer. Available sites: resid_pre, resid_post, attn_out."),
     ],
 )
 def test_a_site_that_does_not_exist_is_an_error_that_names_the_valid_ones(architecture, site, message):

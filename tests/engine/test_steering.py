@@ -231,7 +231,7 @@ def test_a_hook_that_did_not_run_fails_the_request(llama):
     [
         (Site(9), 32, "layers 0 to 3"),
         (Site(-1), 32, "layers 0 to 3"),
-        (Site(1), 31, "edit is 31 wide, but the model is 32 wide"),
+        (Site(1), 31, "edit has 31 values, but the model has 32"),
     ],
 )
 def test_an_intervention_that_does_not_fit_is_refused(llama, site, width, message):
@@ -271,7 +271,7 @@ def test_tuple_outputs_and_positional_inputs_are_understood():
     assert model.layers[0](torch.zeros(2))[0].tolist() == [0.0, 0.0]
     with pytest.raises(SiteError, match="no list of decoder layers"):
         decoder_layers(layer)
-    with pytest.raises(SiteError, match=r"its sites are resid_pre, resid_post\."):
+    with pytest.raises(SiteError, match=r"Available sites: resid_pre, resid_post\."):
         attach(model, Site(0, "mlp_out"), lambda h: h)
 
 

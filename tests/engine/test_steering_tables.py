@@ -310,7 +310,7 @@ def test_too_many_gates_are_refused_and_leave_the_tables_whole(table):
 
 def test_a_gate_on_an_sae_of_another_width_is_refused(table):
     rule = FeatureRule(1, gates=(Gate(reader(16), 1, 0.0),))
-    with pytest.raises(SiteError, match="edit is 16 wide, but the model is 32 wide"):
+    with pytest.raises(SiteError, match="edit has 16 values, but the model has 32"):
         table.acquire(Intervention("gate", (ReaderEdit(SITE, reader(), (rule,)),)))
 
 

@@ -176,8 +176,8 @@ def test_a_machine_without_the_kernel_says_so():
 @pytest.mark.parametrize(
     ("layout", "reason"),
     [
-        (LayerLayout(2, 16, 16, torch.float32), "does not compute in float32"),
-        (LayerLayout(2, 16, 24, torch.bfloat16), "differ in size"),
+        (LayerLayout(2, 16, 16, torch.float32), "does not support float32"),
+        (LayerLayout(2, 16, 24, torch.bfloat16), "different sizes"),
     ],
 )
 def test_layers_that_it_cannot_serve_are_named(layout, reason):
@@ -193,7 +193,7 @@ def test_a_kernel_that_is_wrong_is_not_taken():
 
     found = choose_attention([LAYOUT], 6, CPU, page=32, ways={"a window too narrow": off_by_one})
     assert found.flash is None
-    assert "differs from plain torch" in found.reason
+    assert "differs from torch's attention" in found.reason
 
 
 def test_a_kernel_that_gives_no_numbers_is_not_taken():

@@ -49,7 +49,7 @@ class FakeLoop:
 
     def break_off(self) -> None:
         self.num_broken_off += 1
-        self.has_died, self.error = True, "The engine died: StuckError."
+        self.has_died, self.error = True, "The engine thread crashed: StuckError."
 
     def abandon(self, error: str) -> None:
         self.given_up.append(error)
@@ -90,7 +90,7 @@ def test_silence_with_work_is_a_hung_thread(watched, clock, failures):
     assert not loop.given_up
     pass_time(watchdog, clock, 2)
     assert loop.given_up == failures
-    assert "not moved for 60 s" in failures[0]
+    assert "not responded for 60 s" in failures[0]
     assert loop.num_restarts == 0, "a thread that may wake up again owns its models"
 
 
@@ -125,12 +125,12 @@ def test_a_process_that_was_stopped_itself_blames_nobody(watched, clock, failure
 
 def test_a_dead_thread_is_replaced_until_the_loop_refuses(watched, failures):
     loop, watchdog = watched
-    loop.has_died, loop.error = True, "The engine died: ValueError."
+    loop.has_died, loop.error = True, "The engine thread crashed: ValueError."
     watchdog.look()
     assert (loop.num_restarts, failures) == (1, [])
     loop.has_died = True
     watchdog.look()
-    assert (loop.num_restarts, failures) == (1, ["The engine died: ValueError."])
+    assert (loop.num_restarts, failures) == (1, ["The engine thread crashed: ValueError."])
 
 
 # With the real engine
@@ -205,8 +205,8 @@ def test_a_thread_that_dies_too_often_within_an_hour_stays_dead_and_says_so(llam
             mailbox.ended(str(number))
         wait_until(lambda: guarded.failures)
     assert guarded.loop.stats().restarts == MAX_RESTARTS
-    assert guarded.failures == ["The engine died: SystemExit."]
-    with pytest.raises(EngineDownError, match="died: SystemExit"):
+    assert guarded.failures == ["The engine thread crashed: SystemExit."]
+    with pytest.raises(EngineDownError, match="crashed: SystemExit"):
         guarded.loop.submit([build_request()], "late")
 
 
@@ -279,7 +279,7 @@ def test_a_lost_device_is_not_tried_again(llama, mailbox, guarded):
         guarded.loop.submit([build_request()], "a")
         mailbox.ended("a")
         wait_until(lambda: guarded.failures)
-    assert guarded.failures == ["The engine died: AcceleratorError."]
+    assert guarded.failures == ["The engine thread crashed: AcceleratorError."]
     assert guarded.loop.stats().restarts == 0
 
 
@@ -301,9 +301,9 @@ def test_a_thread_that_hangs_is_given_up_and_its_late_events_go_nowhere(llama, m
         assert time.monotonic() - began_at < 1.3
         with pytest.raises(EngineDownError):
             detached.result(5)
-        assert "not moved" in loop.stats().error
+        assert "not responded" in loop.stats().error
         assert (loop.stats().is_up, loop.stats().restarts) == (False, 0)
-        with pytest.raises(EngineDownError, match="not moved"):
+        with pytest.raises(EngineDownError, match="not responded"):
             loop.submit([build_request()], "late")
         wait_until(lambda: guarded.failures)
         began_at = time.monotonic()
@@ -351,7 +351,7 @@ def test_a_command_in_which_the_thread_hangs_is_answered_when_it_is_given_up(lla
     waiting = loop.detach("tiny")
     assert hangs.wait(10)
     wait_until(lambda: loop.has_pending_work)
-    loop.abandon("The engine thread has not moved.")
+    loop.abandon("The engine thread has not responded.")
     for command in (taken_in, waiting):
         with pytest.raises(EngineDownError):
             command.result(10)

@@ -165,14 +165,14 @@ def test_a_new_default_takes_the_place_of_the_old_one(admin_client, models, mode
     [
         ({"source": "/nowhere"}, "MILLM_MODEL_ROOTS"),
         ({"source": "https://x"}, "neither a directory nor a Hub id"),
-        ({"default_sampling": '{"temperature": 9}'}, "temperature must lie between 0 and 2"),
+        ({"default_sampling": '{"temperature": 9}'}, "temperature must be between 0 and 2"),
         ({"default_sampling": "{"}, "valid JSON"),
         ({"default_sampling": "[]"}, "must be a JSON object"),
         ({"chat_template": "{% for %}"}, "cannot be compiled"),
         ({"device": "tpu"}, "device must be"),
         ({"name": "org/a"}, "already exists"),
-        ({"aliases": "org/a"}, "The model org/a uses"),
-        ({"name": "a b"}, "cannot be a model"),
+        ({"aliases": "org/a"}, "The model org/a already uses"),
+        ({"name": "a b"}, "is not a valid model name"),
     ],
 )
 def test_the_form_says_what_is_wrong_at_its_field(admin_client, models, model_dir, values, told):

@@ -66,7 +66,9 @@ def test_export_profiles_and_import_them_again(profile: SteeringProfile, model: 
     assert services.publish_profile(profile=again).fingerprint == version.fingerprint
 
 
-@pytest.mark.parametrize(("folder", "named", "said"), [("full", "tiny", "not empty"), ("new", "none", "no model none")])
+@pytest.mark.parametrize(
+    ("folder", "named", "said"), [("full", "tiny", "not empty"), ("new", "none", "The model none does not exist")]
+)
 def test_export_profiles_refuses(folder: str, named: str, said: str, profile: SteeringProfile, tmp_path: Path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "kept").write_text("")
@@ -101,11 +103,11 @@ def test_loading_is_a_job_of_the_server(command: str, kind: str, model: Language
     found = json.loads(run(command, "tiny", no_wait=True, json=True))
     job = Job.objects.get()
     assert (found["job"], found["state"], job.kind, job.params) == (str(job.pk), "queued", kind, {"model": "tiny"})
-    assert "is queued" in run(command, "tiny", no_wait=True)
+    assert "Queued job" in run(command, "tiny", no_wait=True)
 
 
 def test_a_model_that_there_is_not(db: None):
-    with pytest.raises(CommandError, match="no model none"):
+    with pytest.raises(CommandError, match="The model none does not exist"):
         run("load_model", "none")
     assert not Job.objects.exists()
 

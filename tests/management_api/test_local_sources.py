@@ -108,7 +108,7 @@ def test_nor_does_a_form_of_the_console(roots: Path, elsewhere: Path, model: Lan
             page = client.post(url, {**fields, "source": source}).content.decode()
             assert "MILLM_MODEL_ROOTS" in page, f"{url}: {source}"
             assert "no config.json" not in page
-            assert "There is no directory" not in page
+            assert "does not exist; give a directory" not in page
         (roots / "link").unlink()
 
 
@@ -191,7 +191,7 @@ def test_a_tree_of_empty_directories_ends(tmp_path: Path, monkeypatch: pytest.Mo
     ("message", "shown"),
     [
         ("/root/models/tiny has no config.json; it is not", "…/tiny has no config.json; it is not"),
-        ("There is no directory '/root/my models/tiny'; give", "There is no directory '…/tiny'; give"),
+        ("The directory '/root/my models/tiny' does not exist; give", "The directory '…/tiny' does not exist; give"),
         ("[Errno 2] No such file: '/srv/a/b.safetensors'", "[Errno 2] No such file: '…/b.safetensors'"),
         ("in ~/models/x have changed", "in …/x have changed"),
         ("GET /v1/models lists the models; see https://example.org/a/b and docs/x/y.", None),

@@ -379,13 +379,13 @@ def version_of(reference: str | None) -> tuple[str, int]:
         return "", 0
     name, _, number = reference.partition("@")
     if name == "foreign":
-        raise ProfileModelMismatchError("The profile foreign was made for another model.")
+        raise ProfileModelMismatchError("The profile `foreign` does not belong to this model.")
     if name == "broken":
         raise SAEUnavailableError("The SAE of the profile broken is missing.")
     if name == "old":
-        raise ProfileArchivedError("The profile old is archived.")
+        raise ProfileArchivedError("The profile `old` is archived.")
     if name not in {"gloomy", "joyful", "cats"} or number not in {"", "1", "2"}:
-        raise ProfileNotFoundError(f"There is no profile {reference[:50]}.")
+        raise ProfileNotFoundError(f"The profile `{reference[:50]}` does not exist.")
     return name, int(number or 2)
 
 

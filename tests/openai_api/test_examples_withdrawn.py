@@ -113,7 +113,7 @@ def test_nothing_was_withdrawn(sae, corpus):
 @ways_to_end
 def test_withdrawn_before_they_are_kept(end, sae, corpus, key):
     end(key)
-    with pytest.raises(CorpusError, match="nothing was kept"):
+    with pytest.raises(CorpusError, match="nothing was stored"):
         keep(sae, corpus)
     assert num_examples() == 0
 

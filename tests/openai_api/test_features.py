@@ -50,7 +50,7 @@ class FakeFeatures(NoFeatures):
     async def sae(self, name: str) -> SAERecord:
         models = {"org/sae": "tiny", "steered-sae": "org/steered"}
         if name not in models:
-            raise UnknownSAEError(f"There is no SAE “{name}” on this server.")
+            raise UnknownSAEError(f"The SAE `{name}` does not exist on this server.")
         files = SAESource(name, "c", "/sae", "", "")
         return SAERecord(1, name, models[name], 2, "resid_post", 40, files, ModelSource("/model"))
 
@@ -98,7 +98,7 @@ async def test_by_meaning(api: Api, features: FakeFeatures):
 
 
 async def test_labels_that_were_not_embedded(api: Api, features: FakeFeatures):
-    features.search_failure = LabelsNotEmbeddedError("No labels were embedded with vectors.")
+    features.search_failure = LabelsNotEmbeddedError("No labels have been embedded with vectors.")
     response = await search(api, embedding_model="vectors")
     error = response.json()["error"]
 
@@ -237,7 +237,7 @@ def test_the_reader_reads_the_database(django_user_model: Any):
         assert await reader.search(FeatureQuery("rain", frozenset({"tiny"}), "other", 5)) == ()
         record = await reader.sae("s")
         assert (await reader.detail(record, 0)).examples == (FeatureExample(("a",), (1.0,)),)
-        with pytest.raises(FeatureNotFoundError, match="features 0 to 1, not 7"):
+        with pytest.raises(FeatureNotFoundError, match="features 0 to 1, got 7"):
             await reader.detail(record, 7)
         for name in ("none", "a\0"):
             with pytest.raises(UnknownSAEError):

@@ -57,7 +57,7 @@ async def test_process_without_an_engine_is_alive_but_not_ready(async_client: As
 async def test_a_lost_engine_is_not_ready_and_the_cause_is_told(async_client: AsyncClient, path: str) -> None:
     class Lost:
         def stats(self) -> EngineStats:
-            return EngineStats("failed", error="The engine thread has not moved for 60 s.")
+            return EngineStats("failed", error="The engine thread has not responded for 60 s.")
 
     runtime.install(ENGINE_CLIENT, Lost())  # type: ignore[misc]  # only asked for its state
     try:
@@ -65,7 +65,7 @@ async def test_a_lost_engine_is_not_ready_and_the_cause_is_told(async_client: As
     finally:
         runtime.remove(ENGINE_CLIENT)
     assert answer.status_code == 503
-    assert "not moved for 60 s" in answer.json()["engine"]
+    assert "not responded for 60 s" in answer.json()["engine"]
 
 
 def test_who_serves_hears_of_a_lost_engine_whenever_it_asks() -> None:

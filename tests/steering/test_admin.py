@@ -94,7 +94,7 @@ class TestDraft:
 
     def test_says_when_the_units_number_is_unknown(self, admin, profile, sae):
         profile.edits.update(feature=sae.features.get(index=9))
-        assert "needs the feature&#x27;s maximal activation" in page(admin, CHANGE, profile.pk)
+        assert "needs the feature&#x27;s max activation" in page(admin, CHANGE, profile.pk)
 
     def test_odd_values_in_the_database_break_no_page(self, admin, profile):
         profile.edits.update(strength=float("nan"))
@@ -137,7 +137,7 @@ class TestDraft:
         data |= {"edits-2-0-unit": "raw", "edits-2-0-phase": "generation", "edits-2-0-scope": "answer"}
         assert admin.post(reverse(CHANGE, args=[profile.pk]), data).status_code == 302
         assert [describe_edit(edit) for edit in draft_edits(profile)] == [
-            f"tiny-sae #0 {mine.label}: cap the projection at -1 to 2 raw, outside of calls, after 2 tokens, first 9"
+            f"tiny-sae #0 {mine.label}: cap the projection at -1 to 2 raw, outside tool calls, after 2 tokens, first 9"
             f" tokens, only where active, only where tiny-sae #1 {other.label} is above 0.5 raw, special tokens too",
             "residual at layer 1 (mlp_out): keep the norm, generation only, in the answer",
         ]
@@ -149,7 +149,7 @@ class TestDraft:
         data |= rows([row(feature, scope="thinking", id=profile.edits.get().pk, profile=profile.pk)], 1)
         assert admin.post(reverse(CHANGE, args=[profile.pk]), data).status_code == 302
         html = page(admin, CHANGE, profile.pk)
-        assert "Only what the model writes has a “thinking”; choose the phase generation, not both." in html
+        assert "The scope `thinking` requires the phase `generation`, got `both`." in html
         assert "can't be published" in page(admin, PUBLISH, profile.pk)
 
     def test_a_gate_of_another_model_is_refused(self, admin, profile, feature, other_sae):
@@ -386,8 +386,11 @@ class TestSAE:
         ("config", "message"),
         [
             (sae_config("temporal"), "architecture &#x27;temporal&#x27; is not supported"),
-            (sae_config(metadata={"hook_name": "blocks.9.hook_resid_post"}), "The model has layers 0 to 2, not 9"),
-            (sae_config(d_sae=41), "has the shape"),
+            (
+                sae_config(metadata={"hook_name": "blocks.9.hook_resid_post"}),
+                "The model has layers 0 to 2, got layer 9",
+            ),
+            (sae_config(d_sae=41), "must have the shape"),
         ],
     )
     def test_problems_are_said_beside_the_form(self, config, message, admin, model, tmp_path):
@@ -430,7 +433,7 @@ class TestSAE:
 
     def test_needed_ones_are_kept(self, admin, sae, profile):
         services.publish_profile(profile=profile)
-        assert "needed by the published profile gloomy@1" in page(admin, "admin:steering_sae_delete", sae.pk)
+        assert "used by the published profile gloomy@1" in page(admin, "admin:steering_sae_delete", sae.pk)
         data = {"action": "delete_selected", "_selected_action": [sae.pk], "post": "yes"}
         admin.post(reverse("admin:steering_sae_changelist"), data)
         assert SAE.objects.exists()

@@ -90,7 +90,7 @@ class TestStrengths:
 
     @pytest.mark.parametrize("strength", NUMBERS[:3], ids=repr)
     def test_files_cannot_even_say_what_is_not_finite(self, strength, document, tmp_path):
-        assert "JSON has no" in imported(with_edit(document, strength=strength), tmp_path)
+        assert "is not valid JSON; use a finite number" in imported(with_edit(document, strength=strength), tmp_path)
 
     @pytest.mark.parametrize("strength", ["nan", "inf", "1e30", "x", "", "2" * 400])
     def test_admin(self, strength, admin, profile):

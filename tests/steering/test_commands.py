@@ -52,8 +52,8 @@ class TestAddSAE:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"model": "none"}, "There is no model none; register it with add_model first"),
-            ({"model": "tiny", "layer": 9}, "The model has layers 0 to 2, not 9"),
+            ({"model": "none"}, "The model none does not exist; register it with add_model first"),
+            ({"model": "tiny", "layer": 9}, "The model has layers 0 to 2, got layer 9"),
             ({"model": "tiny", "subfolder": "../.."}, "must be a relative path"),
             ({"model": "tiny", "subfolder": "nothing"}, "is not a folder"),
             ({"model": "tiny", "site": "attn_out", "labels": Path("/no/such/file")}, "No such file"),

@@ -307,13 +307,13 @@ class TestOrder:
 class TestErrors:
     def test_contradictory_edits_are_named(self, tmp_path):
         sae = load(tmp_path, sae_config())
-        with pytest.raises(InvalidSpecError, match=r"edits\[1\]: Feature 3 of tiny-sae: two clamp edits"):
+        with pytest.raises(InvalidSpecError, match=r"edits\[1\]: Feature 3 of tiny-sae: two `clamp` edits"):
             compile_edits([edit_of(sae, "clamp", 1.0), edit_of(sae, "clamp", 2.0)], {sae.key: sae})
 
     @pytest.mark.parametrize("index", [-1, 40])
     def test_feature_that_the_sae_has_not(self, index, tmp_path):
         sae = load(tmp_path, sae_config())
-        with pytest.raises(InvalidSpecError, match=f"has features 0 to 39, not {index}"):
+        with pytest.raises(InvalidSpecError, match=f"has features 0 to 39, got {index}"):
             compile_edits([edit_of(sae, "clamp", index=index)], {sae.key: sae})
 
     def test_special_tokens_are_passed_on(self):

@@ -56,16 +56,16 @@ def test_long_texts_are_split_and_not_cut(text, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", b'{"text": "x"}\n{"text": 3}\n', "a.jsonl, line 2: expected is an object"),
-        ("a.jsonl", b"[" * 100_000, "line 1: this is not JSON"),
-        ("a.jsonl", b'{"messages": []}', "1 to 200 messages, not 0"),
-        ("a.jsonl", b'{"messages": [{"role": "user"}]}', "needs “role” and “content”"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": 3}\n', "a.jsonl, line 2: expected an object"),
+        ("a.jsonl", b"[" * 100_000, "line 1: not valid JSON"),
+        ("a.jsonl", b'{"messages": []}', "1 to 200 messages, got 0"),
+        ("a.jsonl", b'{"messages": [{"role": "user"}]}', "`role` and `content` of each message must be strings"),
         ("a.jsonl", b'{"text": "a\\u0000b"}', "must not contain NUL"),
-        ("a.jsonl", b'{"text": "\\ud800"}', "half a surrogate pair"),
-        ("a.txt", b"\xff\xfe\x00", "is not UTF-8"),
-        ("a.txt", b"\n\n \n", "holds no texts"),
-        ("a.txt", b"x" * 100_001, "at most 100000 are read, so split it"),
-        ("a.bin", b"x", "a corpus is a .jsonl, .ndjson or .txt file"),
+        ("a.jsonl", b'{"text": "\\ud800"}', "unpaired surrogates"),
+        ("a.txt", b"\xff\xfe\x00", "is not valid UTF-8"),
+        ("a.txt", b"\n\n \n", "contains no texts"),
+        ("a.txt", b"x" * 100_001, "the limit is 100000. Split it"),
+        ("a.bin", b"x", "a corpus must be a .jsonl, .ndjson or .txt file"),
     ],
 )
 def test_refusals(name, content, message, tmp_path):
@@ -77,5 +77,5 @@ def test_refusals(name, content, message, tmp_path):
 def test_missing_files_and_folders(tmp_path):
     (tmp_path / "folder.txt").mkdir()
     for name in ("none.txt", "folder.txt"):
-        with pytest.raises(CorpusError, match="There is no file"):
+        with pytest.raises(CorpusError, match=r"The file .* does not exist"):
             read_corpus(str(tmp_path / name))

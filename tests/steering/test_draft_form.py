@@ -96,7 +96,7 @@ BAD: list[tuple[Form, str, str]] = [
     ({"phase": "never"}, "edits-0-phase", "never is not one of"),
     ({"feature": "999999999"}, "edits-0-feature", "valid choice"),
     ({"feature": "<script>"}, "edits-0-feature", "valid choice"),
-    ({"scope": "thinking"}, "edits-0-phase", "choose the phase generation"),
+    ({"scope": "thinking"}, "edits-0-phase", "requires the phase `generation`"),
     ({"id": "999999999"}, "edits-0-id", "valid choice"),
     ({"first": "2", "after": "2"}, "edits-0-", ""),
     ({"operation": "projection_cap", "unit": "max_act"}, "edits-0-unit", ""),

@@ -75,7 +75,9 @@ def test_is_whole_at_every_width(form: Page):
 
 def test_choices_are_explained_and_unused_fields_hidden(form: Page):
     card = form.locator("#edits-0")
-    expect(card.locator(".field-operation .steering-explained")).to_contain_text("Adds the strength")
+    expect(card.locator(".field-operation .steering-explained")).to_contain_text(
+        "Adds the feature's or vector's direction"
+    )
     expect(card.locator(".field-phase .steering-explained")).to_contain_text("and generated tokens")
     expect(card.locator("[name=edits-0-lower]")).not_to_be_visible()
     card.locator("select[name=edits-0-operation]").select_option("projection_cap")
@@ -100,7 +102,9 @@ def test_outcome_and_order_are_shown(form: Page):
 def test_added_card_works_like_the_others_and_is_saved(form: Page, draft: SteeringProfile):
     form.click("#edits-group .add-row a")
     card = form.locator("#edits-2")
-    expect(card.locator(".field-operation .steering-explained")).to_contain_text("Adds the strength")
+    expect(card.locator(".field-operation .steering-explained")).to_contain_text(
+        "Adds the feature's or vector's direction"
+    )
     card.locator(".field-feature .select2-selection").click()
     form.locator(".select2-search__field").fill("sea")
     form.locator(".select2-results__option", has_text="the sea").click()

@@ -140,5 +140,5 @@ class TestEmbedding:
         assert LabelEmbedding.objects.get(feature__index=0).text == "sunshine"
 
     def test_model_that_generates(self, engine, sae, model):
-        with pytest.raises(SteeringError, match="made for generation, not for embedding"):
+        with pytest.raises(SteeringError, match="is for generation, not for embedding"):
             run_embed_labels(self.job(sae, model))

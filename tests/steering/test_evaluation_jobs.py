@@ -189,9 +189,9 @@ def test_a_job_without_an_engine_fails_readably() -> None:
 
 def test_versions_that_are_not_there_are_refused_at_once(demo: None) -> None:
     row = version("gloomy")
-    with pytest.raises(EvaluationError, match="There is no profile version"):
+    with pytest.raises(EvaluationError, match=r"The profile version with the id \d+ does not exist"):
         create_evaluation(params=ComparisonParams(row.pk, 10**6, SHORT))
-    with pytest.raises(EvaluationError, match="There is no profile version"):
+    with pytest.raises(EvaluationError, match=r"The profile version with the id \d+ does not exist"):
         create_evaluation(params=SweepParams(0, SHORT))
 
 

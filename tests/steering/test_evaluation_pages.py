@@ -302,7 +302,7 @@ def test_a_proposal_becomes_the_draft(admin: Client, version: ProfileVersion) ->
 def test_a_sweep_proposes_nothing(admin: Client, version: ProfileVersion) -> None:
     row = Evaluation.objects.create(kind="sweep", version=version, result=sweep_result())
     answer = admin.post(reverse("admin:steering_evaluation_use", args=[row.pk]), follow=True)
-    assert "proposes no strength" in answer.content.decode()
+    assert "has no strengths to apply" in answer.content.decode()
 
 
 def test_a_profile_s_page_leads_to_evaluations_of_its_newest_version(admin: Client, version: ProfileVersion) -> None:
@@ -341,7 +341,7 @@ def test_the_command_enqueues(version: ProfileVersion, capsys: pytest.CaptureFix
     call_command("evaluate_profile", "sweep", "gloomy@1", model="tiny", strengths="0.5,1", no_wait=True)
     call_command("evaluate_profile", "calibrate", "gloomy@1", model="tiny", target="subtle", no_wait=True)
     call_command("evaluate_profile", "compare", "gloomy@1", model="tiny", no_wait=True)
-    assert capsys.readouterr().out.count("is queued") == 3
+    assert capsys.readouterr().out.count("Queued job") == 3
     jobs = {job.kind: job.params for job in Job.objects.all()}
     assert jobs["steering.sweep"]["factors"] == [0.5, 1.0]
     assert jobs["steering.calibrate"]["target"] == 0.1
@@ -355,8 +355,8 @@ def test_the_command_enqueues(version: ProfileVersion, capsys: pytest.CaptureFix
         (("sweep", "gloomy"), {}, "no version gloomy"),
         (("sweep", "gloomy@1"), {"strengths": "x"}, "Expected numbers"),
         (("calibrate", "gloomy@1"), {"target": "huge"}, "Expected numbers"),
-        (("calibrate", "gloomy@1"), {"target": "1,2"}, "one number"),
-        (("sweep", "gloomy@1"), {"output": "report.pdf"}, "can be written as"),
+        (("calibrate", "gloomy@1"), {"target": "1,2"}, "must be a number or one of"),
+        (("sweep", "gloomy@1"), {"output": "report.pdf"}, "file must end with"),
     ],
 )
 def test_the_command_refuses_with_a_sentence(

@@ -134,7 +134,7 @@ class TestOwnFormat:
         document = draft_document(profile)
         document["profiles"][0]["edits"][0]["strength"] = 0.75
         messages = refused(document, model, replaces=True)
-        assert "not those that were exported" in messages["file.profiles[0].fingerprint"]
+        assert "have changed since the export" in messages["file.profiles[0].fingerprint"]
         del document["profiles"][0]["fingerprint"]
         assert plan(document, model, replaces=True).profiles[0].specs[0].strength == 0.75
 
@@ -162,7 +162,7 @@ class TestOwnFormat:
 
     def test_later_versions_of_the_format(self, profile, model):
         messages = refused(changed(draft_document(profile), format_version=2), model, replaces=True)
-        assert "Expected an integer from 1 to 1, found 2" in messages["file.format_version"]
+        assert "Expected an integer from 1 to 1, got 2" in messages["file.format_version"]
 
     def test_one_bad_profile_keeps_back_all(self, profile, model):
         document = draft_document(profile)
@@ -171,7 +171,7 @@ class TestOwnFormat:
         messages = refused({**document, "profiles": [good, {**bad, "fingerprint": ""}]}, model)
         assert "has no edits" in messages["file.profiles[1]"]
         assert refused({**document, "profiles": [good, good]}, model)["file.profiles[1].name"]
-        assert refused({**document, "profiles": []}, model) == {"file": "The file holds no profiles."}
+        assert refused({**document, "profiles": []}, model) == {"file": "The file contains no profiles."}
         assert SteeringProfile.objects.count() == 1
 
     def test_contradictions_are_named_by_their_place_in_the_file(self, profile, model):
@@ -200,7 +200,7 @@ class TestForeignFormats:
         inner = {"version": "1.0", "name": "calm", "model_id": "tiny", "sae_id": "jb", "layer": 1, "steering": {"3": 2}}
         found = plan({"success": True, "data": inner, "error": None} if wrapped else inner, model)
         assert specs(found) == [(3, "add", 2.0, "raw", True)]
-        assert any("is taken for tiny-sae" in doubt for doubt in found.doubts)
+        assert any("is matched to tiny-sae" in doubt for doubt in found.doubts)
 
     def test_neuronpedia(self, sae, model):
         found = plan(NEURONPEDIA, model)
@@ -225,10 +225,10 @@ class TestForeignFormats:
         assert "no SAE of the format goodfire" in refused(GOODFIRE, model)["file.base_model"]
         found = plan(GOODFIRE, model, sae=sae)
         assert specs(found) == [(0, "add", 0.5, "max_act", False)]
-        assert any("does not say what its values are multiples of" in doubt for doubt in found.doubts)
+        assert any("does not document the unit of its values" in doubt for doubt in found.doubts)
         pinned = changed(GOODFIRE, edits=[{"index_in_sae": 0, "value": 0.5, "mode": "pin"}])
         assert specs(plan(pinned, model, sae=sae)) == [(0, "clamp", 0.5, "max_act", False)]
-        assert "Edits under conditions" in refused(changed(GOODFIRE, scopes=[{}]), model, sae=sae)["file.scopes"]
+        assert "Conditional edits" in refused(changed(GOODFIRE, scopes=[{}]), model, sae=sae)["file.scopes"]
 
     def test_mistudio(self, sae, model):
         found = plan(CLUSTER, model)
@@ -242,7 +242,7 @@ class TestForeignFormats:
             "definitions": [CLUSTER, changed(CLUSTER, name="Two")],
         }  # fmt: skip
         assert [profile.name for profile in plan(bundle, model).profiles] == ["sea-shore", "Two"]
-        with pytest.raises(InvalidSpecError, match="can be given to one alone"):
+        with pytest.raises(InvalidSpecError, match="can only be set for a single one"):
             plan_import(json.dumps(bundle).encode(), "x.json", ImportOptions(model, name="calm"))
 
     @pytest.mark.parametrize(
@@ -271,12 +271,12 @@ class TestForeignFormats:
     def test_steps_through_a_normalising_sae_are_refused(self, model, tmp_path):
         folder = write_sae(tmp_path / "norm", sae_config(normalize_activations="layer_norm"))
         services.register_sae(name="norm", model=model, location=SAELocation(str(folder)))
-        assert "rescales what it reads (layer_norm)" in refused(NEURONPEDIA, model)["file.features[0].layer"]
+        assert "rescales its input (layer_norm)" in refused(NEURONPEDIA, model)["file.features[0].layer"]
 
     def test_two_saes_at_a_layer_have_to_be_chosen_from(self, sae, model, tmp_path):
         folder = write_sae(tmp_path / "second", weights=random_weights(4))
         second = services.register_sae(name="second", model=model, location=SAELocation(str(folder)))
-        assert "could be each of second, tiny-sae" in refused(NEURONPEDIA, model)["file.features[0].layer"]
+        assert "matches second, tiny-sae" in refused(NEURONPEDIA, model)["file.features[0].layer"]
         assert plan(NEURONPEDIA, model, sae=second).profiles[0].specs[0].target.sae.name == "second"
 
     @pytest.mark.parametrize(
@@ -357,22 +357,22 @@ class TestDocuments:
             (b"", "x.json", "not valid JSON"),
             (b"[" * 100_000, "x.json", "not valid JSON"),
             (b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1), "x.json", "nested more than"),
-            (b'{"a": NaN}', "x.json", "JSON has no NaN"),
-            (b'{"a": -Infinity}', "x.json", "JSON has no -Infinity"),
-            (b'{"a": 1, "a": 2}', "x.json", "given twice"),
+            (b'{"a": NaN}', "x.json", "NaN is not valid JSON"),
+            (b'{"a": -Infinity}', "x.json", "-Infinity is not valid JSON"),
+            (b'{"a": 1, "a": 2}', "x.json", "occurs twice"),
             (b'{"a": ' + b"9" * 5000 + b"}", "x.json", "a number is too long"),
-            (b'{"a": "\\ud800"}', "x.json", "half a surrogate pair"),
+            (b'{"a": "\\ud800"}', "x.json", "unpaired surrogate"),
             (b'{"a\\u0000": 1}', "x.json", "NUL"),
-            (b"\xff\xfe{", "x.json", "not UTF-8"),
-            (b" " * (MAX_BYTES + 1), "x.json", "read up to 4 MiB"),
+            (b"\xff\xfe{", "x.json", "not valid UTF-8"),
+            (b" " * (MAX_BYTES + 1), "x.json", "the limit is 4 MiB"),
             (b"{}", "x.pkl", "must end with .json or .csv"),
-            (b"{}", "x.json", "none of the known formats"),
-            (b'"text"', "x.json", "none of the known formats"),
-            (b"[1, 2]", "x.json", "none of the known formats"),
-            (b"a,b\n1,2", "x.csv", "none of the known formats"),
-            (b"a,a\n1,2", "x.csv", "each once"),
+            (b"{}", "x.json", "The format of the file is not supported"),
+            (b'"text"', "x.json", "The format of the file is not supported"),
+            (b"[1, 2]", "x.json", "The format of the file is not supported"),
+            (b"a,b\n1,2", "x.csv", "The format of the file is not supported"),
+            (b"a,a\n1,2", "x.csv", "each column once"),
             (b'a,b\n"1,2', "x.csv", "not valid CSV"),
-            (b"a\n" + b"1\n" * 257, "x.csv", "At most 256 lines"),
+            (b"a\n" + b"1\n" * 257, "x.csv", "more than 256 lines"),
             (b"a,b\n1,\x002", "x.csv", "NUL"),
         ],
     )
@@ -415,14 +415,14 @@ class TestCommands:
         call_command("import_profile", file, model="tiny")
         out = capsys.readouterr().out
         assert "tiny-sae #3: add 2 raw, special tokens too" in out
-        assert "The SAE “1-res-jb” at layer 1 is taken for tiny-sae" in out
+        assert 'SAE "1-res-jb" at layer 1 is matched to tiny-sae' in out
         assert SteeringProfile.objects.get().edits.get().strength == 2.0
         event = AuditEvent.objects.get(action="import")
         assert (event.action, event.subject, event.detail) == ("import", "wave", "from a file of Neuronpedia")
 
     def test_twice_needs_a_word(self, file, model):
         call_command("import_profile", file, model="tiny", verbosity=0)
-        with pytest.raises(CommandError, match=r"file\.name: The model tiny has a profile wave"):
+        with pytest.raises(CommandError, match=r"file\.name: The model tiny already has a profile wave"):
             call_command("import_profile", file, model="tiny")
         call_command("import_profile", file, model="tiny", replace=True)
         call_command("import_profile", file, model="tiny", name="other")
@@ -430,7 +430,7 @@ class TestCommands:
 
     @pytest.mark.parametrize(
         ("options", "message"),
-        [({"model": "none"}, "There is no model none"), ({"model": "tiny", "sae": "none"}, "has no SAE none")],
+        [({"model": "none"}, "The model none does not exist"), ({"model": "tiny", "sae": "none"}, "has no SAE none")],
     )
     def test_refusals(self, options, message, file, model):
         with pytest.raises(CommandError, match=message):
@@ -469,7 +469,7 @@ def test_nothing_is_made_when_one_cannot_be(sae, model, researcher):
     }  # fmt: skip
     found = plan(bundle, model)
     services.create_profile(name="two", model=model)
-    with pytest.raises(Exception, match="has a profile two already"):
+    with pytest.raises(Exception, match="already has a profile two"):
         import_profiles(plan=found, options=ImportOptions(model), user=researcher)
     assert [profile.name for profile in SteeringProfile.objects.all()] == ["two"]
     assert isinstance(researcher, User)

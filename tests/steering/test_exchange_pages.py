@@ -38,7 +38,7 @@ class TestImport:
         response = upload(admin, NEURONPEDIA, model=model.pk)
         html = response.content.decode()
         assert "tiny-sae #3: add 2 raw, special tokens too" in html
-        assert "is taken for tiny-sae" in html
+        assert "is matched to tiny-sae" in html
         assert not SteeringProfile.objects.exists()
         done = confirm(admin, response)
         assert "Imported wave as a draft" in said(done)
@@ -49,7 +49,7 @@ class TestImport:
     def test_everything_wrong_is_said_beside_the_file(self, admin, sae, model):
         document = changed(NEURONPEDIA, features=[{"layer": "1-x", "index": 99, "strength": "x"}])
         html = upload(admin, document, model=model.pk).content.decode()
-        assert "file.features[0].index: tiny-sae has features 0 to 39, found 99." in html
+        assert "file.features[0].index: tiny-sae has features 0 to 39, got 99." in html
         assert "file.features[0].strength: Expected a number" in html
 
     def test_bad_files_break_nothing(self, admin, model):

@@ -92,7 +92,7 @@ class TestFormulas:
     @pytest.mark.parametrize("method", METHODS)
     def test_no_difference_is_no_direction(self, method):
         same = np.ones((3, 4))
-        with pytest.raises(NoDirectionError, match=r"opposite directions|do not differ"):
+        with pytest.raises(NoDirectionError, match=r"opposite directions|are identical"):
             direction(same, same, method)
         with pytest.raises((NoDirectionError, np.linalg.LinAlgError)):
             direction(same * np.inf, same, method)
@@ -225,7 +225,7 @@ class TestJob:
     def test_prompts_of_special_tokens_alone(self, params):
         reader = FakeReader()
         reader.rows = lambda prompt, site: np.zeros((0, 0), np.float32)
-        with pytest.raises(ValueError, match="nothing to read in it"):
+        with pytest.raises(ValueError, match="nothing can be captured from it"):
             run_extraction(running(request_extraction(params=params)), reader)
 
     @pytest.mark.parametrize(
@@ -235,8 +235,8 @@ class TestJob:
             ({"sites": ()}, "1 to 64 different sites"),
             ({"sites": (Site(0), Site(0))}, "1 to 64 different sites"),
             ({"sites": (Site(3),)}, "layers 0 to 2"),
-            ({"method": "magic"}, "Expected one of"),
-            ({"position": "first"}, "Expected one of"),
+            ({"method": "magic"}, "`method` must be one of"),
+            ({"position": "first"}, "`position` one of"),
             ({"method": "pca", "pairs": PAIRS[:1]}, "at least two pairs"),
         ],
     )
@@ -302,7 +302,7 @@ class TestDoors:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            (["--model=none", "--layer=0"], "There is no model none"),
+            (["--model=none", "--layer=0"], "The model none does not exist"),
             (["--model=tiny", "--layer=7"], "layers 0 to 2"),
             (["--model=tiny", "--layer=0", "--layer=0"], "different sites"),
         ],

@@ -107,7 +107,7 @@ class TestRollback:
         assert profile.edits.get().strength == versions[0].edits[0]["strength"]
 
     def test_to_what_requests_get_already(self, versions):
-        with pytest.raises(NothingToPublishError, match="nothing to go back to"):
+        with pytest.raises(NothingToPublishError, match="nothing to roll back"):
             lifecycle.roll_back(version=versions[1])
 
     def test_without_its_weights(self, versions, sae):
@@ -222,8 +222,8 @@ class TestDefault:
     def test_is_chosen_in_the_admin(self, admin, versions, model, profile):
         url = reverse("admin:inference_languagemodel_change", args=[model.pk])
         html = admin.get(url).content.decode()
-        assert '<option value="gloomy">gloomy: the newest version</option>' in html
-        assert '<option value="gloomy@1">gloomy@1: always this one</option>' in html
+        assert '<option value="gloomy">gloomy: the latest version</option>' in html
+        assert '<option value="gloomy@1">gloomy@1: always this version</option>' in html
         LanguageModel.objects.update(default_profile="gone")
         assert '<option value="gone" selected>gone: no longer available</option>' in admin.get(url).content.decode()
 
@@ -235,7 +235,7 @@ class TestDefault:
             call_command("archive_profile", "gloomy", model="tiny")
         call_command("set_default_profile", "tiny")
         call_command("archive_profile", "gloomy", model="tiny")
-        with pytest.raises(CommandError, match="no published profile gloomy in use"):
+        with pytest.raises(CommandError, match="no published profile gloomy that is not archived"):
             call_command("set_default_profile", "tiny", "gloomy")
         call_command("archive_profile", "gloomy", model="tiny", undo=True)
         call_command("roll_back_profile", "gloomy@1", model="tiny", note="Too dry.")
@@ -243,9 +243,9 @@ class TestDefault:
         for name, message in (("gloomy", "as name@version"), ("gloomy@9", "no published version 9")):
             with pytest.raises(CommandError, match=message):
                 call_command("roll_back_profile", name, model="tiny")
-        with pytest.raises(CommandError, match="nothing to go back to"):
+        with pytest.raises(CommandError, match="nothing to roll back"):
             call_command("roll_back_profile", "gloomy@3", model="tiny")
-        with pytest.raises(CommandError, match="There is no model none"):
+        with pytest.raises(CommandError, match="The model none does not exist"):
             call_command("set_default_profile", "none")
 
 

@@ -172,7 +172,7 @@ def test_single_file_at_the_top(hub, tmp_path):
 def test_part_of_a_folder_is_not_taken_for_all_of_it(hub, tmp_path):
     key, error = ask(hub, tmp_path, ("load", "transcoders/layer_1.safetensors"), ("load", "transcoders"))
     assert key == load_sae(hub.root / "transcoders/layer_1.safetensors").key
-    assert "holds 3 transcoders" in error
+    assert "contains 3 transcoders" in error
 
 
 def test_interrupted_download_goes_on_where_it_ended(hub, tmp_path):
@@ -205,7 +205,7 @@ def test_watched_download_can_be_stopped_and_goes_on_later(hub, tmp_path):
 def test_token_of_a_gated_repository(hub, tmp_path):
     hub.token = "hf_secret"
     (error,) = ask(hub, tmp_path, ("listing", ""))
-    assert error == "org/saes is gated: accept its terms on the Hub and set HF_TOKEN to a token that may read it."
+    assert error == "org/saes is gated: accept its terms on the Hub, and set HF_TOKEN to a token with access."
     assert ask(hub, tmp_path, ("listing", ""), token="hf_secret") == [EXPECTED]
 
 
@@ -216,12 +216,12 @@ def test_problems_are_told(hub, tmp_path):
     missing, absent, outside, two = ask(
         hub, tmp_path, ("load", "none"), ("preview", "res"), ("load", "../x"), ("preview", "two")
     )
-    assert missing == "org/saes holds neither a folder nor a file 'none'."
+    assert missing == "org/saes contains neither a folder nor a file 'none'."
     assert "No SAE was recognised" in absent
     assert "must be a relative path" in outside
-    assert "could be SAELens and Gemma Scope 2" in two
+    assert "matches several formats (SAELens and Gemma Scope 2)" in two
     (unreachable,) = ask(hub, tmp_path, ("listing", ""), offline=True)
-    assert "the Hub cannot be reached" in unreachable
+    assert "the Hub is not reachable" in unreachable
 
 
 class TestLocal:

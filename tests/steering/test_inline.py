@@ -95,14 +95,14 @@ def test_what_changes_an_sae_or_its_features_drops_what_was_read(sae, model):
         read_inline(sae.model_id, "tiny", edits())
         change()
         assert async_to_sync(find_inline)(model.pk, edits()) is None, name
-    with pytest.raises(InlineSteeringError, match="It has: none"):
+    with pytest.raises(InlineSteeringError, match="Available: none"):
         read_inline(model.pk, "tiny", edits())
 
 
 def test_an_sae_that_goes_while_it_is_asked_for_is_refused(sae):
     registered_saes.get()
     sae.features.all().delete()  # as in the moment between the snapshot and the query
-    with pytest.raises(InlineSteeringError, match="tiny-sae is being removed or replaced"):
+    with pytest.raises(InlineSteeringError, match="`tiny-sae` is being removed or replaced"):
         read_inline(sae.model_id, "tiny", edits())
 
 

@@ -149,7 +149,7 @@ def test_missing_artifacts_name_the_remedy(db, tmp_path):
 
 def test_damaged_artifacts_install_nothing(artifacts):
     (artifacts / "sae" / "sae_weights.safetensors").write_bytes(b"")
-    with pytest.raises(DemoError, match="not an intact safetensors file"):
+    with pytest.raises(DemoError, match="not a valid safetensors file"):
         install_demo(artifacts)
     assert not LanguageModel.objects.exists()
 

@@ -87,6 +87,6 @@ class TestAdd:
         assert "The SAE was trained on gemma-2-2b" in job.lines[0]
 
     def test_one_that_does_not_fit(self, model, tmp_path):
-        with pytest.raises(IncompatibleSAEError, match="layers 0 to 2, not 7"):
+        with pytest.raises(IncompatibleSAEError, match="layers 0 to 2, got layer 7"):
             run_add_sae(self.job(model, write_sae(tmp_path / "new"), layer=7))
         assert not SAE.objects.exists()

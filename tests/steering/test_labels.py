@@ -132,27 +132,27 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("record", "message"),
         [
-            ({"index": 40}, "line 2.index: Expected an integer from 0 to 39, found 40."),
+            ({"index": 40}, "line 2.index: Expected an integer from 0 to 39, got 40."),
             ({"index": -1}, "line 2.index: Expected an integer"),
             ({"index": True}, "line 2.index: Expected an integer"),
             ({"index": 1.5}, "line 2.index: Expected an integer"),
-            ({"label": "no index"}, "line 2.index: Expected an integer, found nothing."),
+            ({"label": "no index"}, "line 2.index: Expected an integer, got nothing."),
             ({"index": 5, "label": 7}, "line 2.label: Expected a string"),
             ({"index": 5, "label": "x" * 501}, "line 2.label: Expected a string of at most 500"),
-            ({"index": 5, "label": "a\0b"}, "line 2.label: A text must not contain the character NUL."),
-            ({"index": 5, "label": "\ud800"}, "line 2.label: A text must not contain half a surrogate pair."),
+            ({"index": 5, "label": "a\0b"}, "line 2.label: The text must not contain NUL."),
+            ({"index": 5, "label": "\ud800"}, "line 2.label: The text must not contain unpaired surrogates."),
             ({"index": 5, "max_activation": float("nan")}, "line 2.max_activation: Expected a finite number"),
             ({"index": 5, "max_activation": 10**400}, "line 2.max_activation: Expected a finite number"),
             ({"index": 5, "max_activation": -1}, "line 2.max_activation: Expected a number of at least 0"),
             ({"index": 5, "density": 1.5}, "line 2.density: Expected a finite number"),
-            ({"index": 5, "lable": "typo"}, "line 2.lable: This field is not known."),
+            ({"index": 5, "lable": "typo"}, "line 2.lable: Unknown field."),
             ({"index": 5, "examples": [{"tokens": ["a"], "values": [1, 2]}]}, "line 2.examples[0].values: Expected 1"),
             ({"index": 3}, "line 2.index: Feature 3 is listed twice."),
-            (EXPLANATION | {"index": "x"}, "line 2.index: Expected an integer, found 'x'."),
+            (EXPLANATION | {"index": "x"}, "line 2.index: Expected an integer, got 'x'."),
             (EXPLANATION | {"index": "9" * 4000}, "line 2.index: Expected an integer"),
             (ACTIVATION | {"values": [0.0]}, "line 2.values: Expected 2 numbers"),
             (ACTIVATION | {"values": [0.0, float("inf")]}, "line 2.values[1]: Expected a finite number"),
-            ([1], "line 2: Expected an object, found a list"),
+            ([1], "line 2: Expected an object, got a list"),
         ],
     )
     def test_records_are_named_by_line_and_field(self, record, message):
@@ -161,7 +161,7 @@ class TestBadInput:
 
     def test_records_of_two_saes_do_not_mix(self):
         (problem,) = problems(lines(EXPLANATION, EXPLANATION | {"index": 4, "layer": "2-res-jb"}))
-        assert problem.startswith("line 2.layer: This is of gpt2-small/2-res-jb")
+        assert problem.startswith("line 2.layer: This label is for gpt2-small/2-res-jb")
 
     @pytest.mark.parametrize(
         ("data", "name", "message"),
@@ -169,16 +169,16 @@ class TestBadInput:
             (b'{"index": 1}\n{"index": \n', "x.jsonl", "line 2: This is not valid JSON"),
             (b'{"index": ' + b"9" * 5000 + b"}", "x.jsonl", "line 1: This is not valid JSON"),
             (b"[" * 100_000, "x.json", "line 1: This is not valid JSON"),
-            (b"7", "x.json", "labels: Expected a list of features, found 7."),
-            (b"index,label\n1,caf\xe9\n", "x.csv", "line 2: The text is not UTF-8 (byte 0xe9)"),
-            ("index,label\n1,a\n".encode("utf-16"), "x.csv", "line 1: The text is not UTF-8"),
-            (b'[\n{"index": 1,\n"label": "caf\xe9"}]', "x.json", "line 3: The text is not UTF-8"),
-            (b"label\na\n", "x.csv", "line 1: The first line must name the columns"),
-            (b"index,index\n1,1\n", "x.csv", "line 1: The first line must name the columns"),
-            (b"index,label\n1,a,b\n", "x.csv", "line 2: The row has 3 cells, the header 2."),
+            (b"7", "x.json", "labels: Expected a list of features, got 7."),
+            (b"index,label\n1,caf\xe9\n", "x.csv", "line 2: The text is not valid UTF-8 (byte 0xe9)"),
+            ("index,label\n1,a\n".encode("utf-16"), "x.csv", "line 1: The text is not valid UTF-8"),
+            (b'[\n{"index": 1,\n"label": "caf\xe9"}]', "x.json", "line 3: The text is not valid UTF-8"),
+            (b"label\na\n", "x.csv", "line 1: The first line must name each column once"),
+            (b"index,index\n1,1\n", "x.csv", "line 1: The first line must name each column once"),
+            (b"index,label\n1,a,b\n", "x.csv", "line 2: The row has 3 cells, but the header has 2."),
             (b'index,label\n1,"a\n', "x.csv", "line 2: This is not valid CSV"),
             (b"index,density\n1,nan\n", "x.csv", "line 2.density: Expected a finite number"),
-            (b"index\n1e3\n", "x.csv", "line 2.index: Expected an integer, found '1e3'."),
+            (b"index\n1e3\n", "x.csv", "line 2.index: Expected an integer, got '1e3'."),
             (b"", "x.txt", "labels: x.txt must end with .json, .jsonl, .ndjson, .csv"),
             (b'{"index": 1}', "x.jsonl.gz", "labels: x.jsonl.gz is not gzipped"),
             (gzip.compress(b'{"index": 1}', mtime=0), "x.jsonl", "labels: x.jsonl is gzipped"),
@@ -249,7 +249,7 @@ class TestImport:
 
     @pytest.mark.parametrize(
         ("name", "file", "message"),
-        [("none", "x.json", "There is no SAE none"), ("tiny-sae", "x.json", "No such file")],
+        [("none", "x.json", "The SAE none does not exist"), ("tiny-sae", "x.json", "No such file")],
     )
     def test_command_refuses(self, name, file, message, sae, tmp_path):
         with pytest.raises(CommandError, match=message):
@@ -276,7 +276,7 @@ class TestAdmin:
 
     def test_problems_stand_beside_the_field(self, admin, sae):
         html = self.upload(admin, sae, lines({"index": 3, "label": "x"}, {"index": 99})).content.decode()
-        assert "line 2.index: Expected an integer from 0 to 39, found 99." in html
+        assert "line 2.index: Expected an integer from 0 to 39, got 99." in html
         assert sae.features.get(index=3).label == ""
 
     def test_needs_the_permission(self, sae):

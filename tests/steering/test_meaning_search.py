@@ -67,7 +67,7 @@ def test_rows_are_kept_to(embedded, other_sae):
 
 
 def test_model_that_embedded_nothing(embedded):
-    with pytest.raises(LabelsNotEmbeddedError, match="No labels were embedded with other"):
+    with pytest.raises(LabelsNotEmbeddedError, match="No labels have been embedded with other"):
         find(VECTORS[0], model="other")
 
 

@@ -144,7 +144,7 @@ class TestAttentionSinks:
 
     def test_texts_of_one_token_are_nothing_to_measure(self, tmp_path):
         sae = load_sae(write_sae(tmp_path))
-        with pytest.raises(InvalidSAEError, match="no tokens to measure on but the first ones"):
+        with pytest.raises(InvalidSAEError, match="no tokens to measure except the first ones"):
             measure_sae(sae, SITE, [TokenisedDocument((5,), (True,))], TableReader())
 
 
@@ -168,7 +168,7 @@ def test_refusals(tmp_path):
         measure_sae(sae, SITE, documents(), TableReader(TABLE * np.float32("nan")))
     weights = replace(sae.weights, threshold=None)
     math = replace(sae.math, architecture="transcoder", d_out=D_IN)
-    with pytest.raises(InvalidSAEError, match="transcoder reads the MLP's input"):
+    with pytest.raises(InvalidSAEError, match="transcoder cannot be measured: it reads the MLP's input"):
         measure_sae(ARCHITECTURES["transcoder"]("", math, weights), SITE, documents(), TableReader())
 
 

@@ -121,20 +121,20 @@ class TestReferences:
     @pytest.mark.parametrize(
         ("reference", "message"),
         [
-            ("nothing", "The model tiny has no published profile nothing."),
-            ("gloomy@3", "The profile gloomy has no version 3; its newest is 2."),
+            ("nothing", "The model `tiny` has no published profile `nothing`."),
+            ("gloomy@3", "The profile `gloomy` has no version 3; its latest version is 2."),
             ("gloomy@0", "has no version 0"),
-            ("", "is not a profile"),
-            ("gloomy@", "is not a profile"),
-            ("gloomy@-1", "is not a profile"),
-            ("gloomy@latest", "is not a profile"),
-            ("gloomy@1@2", "is not a profile"),
-            ("gloomy@" + "9" * 5000, "is not a profile"),
-            ("../../etc/passwd", "is not a profile"),
-            ("x" * 10**6, "is not a profile"),
-            ("glöömy", "is not a profile"),
-            ("gloomy\n", "is not a profile"),
-            ("gloomy@١", "is not a profile"),
+            ("", "is not a valid profile reference"),
+            ("gloomy@", "is not a valid profile reference"),
+            ("gloomy@-1", "is not a valid profile reference"),
+            ("gloomy@latest", "is not a valid profile reference"),
+            ("gloomy@1@2", "is not a valid profile reference"),
+            ("gloomy@" + "9" * 5000, "is not a valid profile reference"),
+            ("../../etc/passwd", "is not a valid profile reference"),
+            ("x" * 10**6, "is not a valid profile reference"),
+            ("glöömy", "is not a valid profile reference"),
+            ("gloomy\n", "is not a valid profile reference"),
+            ("gloomy@١", "is not a valid profile reference"),
         ],
     )
     async def test_unknown(self, reference, message, two_versions, resolver):
@@ -148,7 +148,7 @@ class TestReferences:
             await resolver.resolve("tiny", "gloomy", special_token_ids=SPECIAL)
 
     async def test_profile_of_another_model(self, two_versions, other_model, warm, resolver):
-        with pytest.raises(ProfileModelMismatchError, match="made for another model than other") as caught:
+        with pytest.raises(ProfileModelMismatchError, match="does not belong to the model `other`") as caught:
             await resolver.resolve("other", "gloomy", special_token_ids=SPECIAL)
         assert (caught.value.status, caught.value.code) == (400, "profile_model_mismatch")
 
@@ -202,7 +202,7 @@ class TestLoading:
 
     async def test_missing_weights(self, two_versions, resolver, sae):
         shutil.rmtree(sae.source)
-        with pytest.raises(SAEUnavailableError, match="gloomy@2 was published with is not available") as caught:
+        with pytest.raises(SAEUnavailableError, match="`gloomy@2` was published with is not available") as caught:
             await resolver.resolve("tiny", "gloomy", special_token_ids=SPECIAL)
         assert (caught.value.status, caught.value.code) == (409, "sae_mismatch")
         assert sae.source not in caught.value.message

@@ -60,7 +60,7 @@ def test_every_format_is_compared_with_the_model(name, tall_model, tmp_path):
     with pytest.raises(IncompatibleSAEError, match=r"12 wide .* but the model is 16 wide"):
         inspect_sae(location, tall_model, **place)
     write_model_config(tmp_path / "model", num_hidden_layers=1)
-    with pytest.raises(IncompatibleSAEError, match="The model has layers 0 to 0, not"):
+    with pytest.raises(IncompatibleSAEError, match="The model has layers 0 to 0, got layer"):
         inspect_sae(location, tall_model, **place)
 
 
@@ -125,12 +125,16 @@ class TestTranscoder:
 
     @pytest.mark.parametrize("operation", ["scale", "clamp", "ablate", "at_least", "at_most"])
     def test_what_has_to_be_read_is_refused(self, operation, sae, model):
-        with pytest.raises(InvalidSpecError, match=rf"edits\[0\].operation: tc is a transcoder: .* {operation} is not"):
+        with pytest.raises(
+            InvalidSpecError, match=rf"edits\[0\].operation: tc is a transcoder\. .* {operation} is not"
+        ):
             compile_edits([self.edit(sae, operation)], {sae.checksum: load_sae(Path(sae.source) / sae.subfolder)})
         profile = services.create_profile(name="p", model=model)
         feature = sae.features.get(index=3)
         FeatureEdit.objects.create(profile=profile, feature=feature, operation=operation, strength=2, unit="raw")
-        with pytest.raises(InvalidProfileError, match=f"tc #3 is a transcoder's: .* so {operation} is not possible"):
+        with pytest.raises(
+            InvalidProfileError, match=rf"tc #3 belongs to a transcoder\. .* so {operation} is not possible"
+        ):
             services.publish_profile(profile=profile)
 
     def test_conditions_that_have_to_be_read_are_refused(self, sae, model):
@@ -144,7 +148,7 @@ class TestTranscoder:
             with pytest.raises(InvalidSpecError, match=rf"edits\[0\].{field}: tc is a transcoder"):
                 compile_edits([edit], {sae.checksum: weights})
             profile = services.create_profile(name=field.replace(".", "-"), model=model, edits=[edit])
-            with pytest.raises(InvalidProfileError, match="is a transcoder's"):
+            with pytest.raises(InvalidProfileError, match="belongs to a transcoder"):
                 services.publish_profile(profile=profile)
 
     def test_add_is_published(self, sae, model):
@@ -169,7 +173,7 @@ class TestCommand:
         call_command("add_sae", "x", str(path.parent), model="tiny", subfolder=path.name, preview=True)
         out = capsys.readouterr().out
         assert "circuit-tracer: transcoder with 40 features of width 12, trained on org/tiny." in out
-        assert "It fits tiny at layer 1 (mlp_out). It reads blocks.1.mlp.hook_in; what it writes can be added." in out
+        assert "It fits tiny at layer 1 (mlp_out). It reads blocks.1.mlp.hook_in, so only `add` is possible." in out
 
     def test_doubts_are_told(self, model, tmp_path, capsys):
         folder = write_sae(

@@ -122,7 +122,7 @@ class TestDeciding:
 
     def test_not_twice(self, asked, reviewer):
         approve(asked, reviewer)
-        with pytest.raises(ReviewError, match="cannot be decided any more"):
+        with pytest.raises(ReviewError, match="can no longer be decided"):
             reviews.decide_review(review=asked, user=reviewer, is_approved=False, note="No.")
 
     def test_not_of_what_was_not_shown(self, profile, asked, reviewer):
@@ -162,7 +162,7 @@ class TestPages:
         html = page(admin, REVIEW, profile.pk)
         assert 'value="approve"' not in html  # it is the admin's own
         assert "&lt;b&gt;Look.&lt;/b&gt;" in html
-        assert "another user has to" in said(admin.post(url, {"decision": "approve"}))
+        assert "another user must" in said(admin.post(url, {"decision": "approve"}))
         other = login(reviewer)
         assert 'value="approve"' in page(other, REVIEW, profile.pk)
         assert "is approved" in said(other.post(url, {"decision": "approve", "note": "Good."}))

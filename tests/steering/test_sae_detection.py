@@ -42,13 +42,17 @@ def refused(path: Path) -> str:
 
 
 CONFIGURATIONS: list[tuple[Any, dict[str, Any], str]] = [
-    (gemma_scope_2, {"architecture": "relu"}, "architecture is 'relu'; Gemma Scope 2 has jump_relu"),
+    (gemma_scope_2, {"architecture": "relu"}, "architecture must be jump_relu for Gemma Scope 2, got 'relu'"),
     (gemma_scope_2, {"type": "clt"}, "type 'clt' is not supported"),
-    (gemma_scope_2, {"hf_hook_point_in": "model.layers.7.self_attn.output"}, "supported are those of an MLP"),
+    (gemma_scope_2, {"hf_hook_point_in": "model.layers.7.self_attn.output"}, "Supported: an MLP's input"),
     (gemma_scope_2, {"hf_hook_point_in": "lm_head", "hf_hook_point_out": "lm_head"}, "hook 'lm_head' is not supported"),
-    (gemma_scope_2, {"hf_hook_point_out": "model.layers.8.output"}, "The transcoder reads 'model.layers.7.output'"),
-    (llama_scope, {"act_fn": "relu"}, "act_fn 'relu' is not supported; Llama Scope has jumprelu"),
-    (llama_scope, {"act_fn": "tanh"}, "act_fn 'tanh' is not supported; known are relu, jumprelu, topk"),
+    (
+        gemma_scope_2,
+        {"hf_hook_point_out": "model.layers.8.output"},
+        "The transcoder's input hook 'model.layers.7.output' is not supported",
+    ),
+    (llama_scope, {"act_fn": "relu"}, "act_fn must be jumprelu for Llama Scope, got 'relu'"),
+    (llama_scope, {"act_fn": "tanh"}, "act_fn 'tanh' is not supported. Supported: relu, jumprelu, topk"),
     (llama_scope, {"jump_relu_threshold": None}, "jump_relu_threshold must be a finite number above 0"),
     (llama_scope, {"jump_relu_threshold": float("nan")}, "jump_relu_threshold must be a finite number above 0"),
     (llama_scope, {"dataset_average_activation_norm": {}}, "in must be a finite number above 0"),
@@ -62,23 +66,23 @@ CONFIGURATIONS: list[tuple[Any, dict[str, Any], str]] = [
     ),
     (openmoss, {"norm_activation": "batch-wise"}, "norm_activation 'batch-wise' is not supported"),
     (openmoss, {"act_fn": "batchtopk"}, "act_fn 'batchtopk' is not supported"),
-    (openmoss, {"expansion_factor": 0.3, "d_sae": None}, "is no whole number of features"),
+    (openmoss, {"expansion_factor": 0.3, "d_sae": None}, "is not a whole number of features"),
     (openmoss, {"expansion_factor": "8", "d_sae": None}, "expansion_factor must be a finite number above 0"),
     (openmoss, {"d_model": "12"}, "d_model in the configuration must be an integer"),
     (llamascopium, {"sae_type": "crosscoder"}, "sae_type 'crosscoder' is not supported"),
-    (llamascopium, {"act_fn": "topk", "top_k": 41}, "k is 41; it must lie between 1 and d_sae, which is 40"),
+    (llamascopium, {"act_fn": "topk", "top_k": 41}, "k must be between 1 and d_sae (40), got 41"),
     (sparsify, {"signed": True}, "signed is not supported"),
     (sparsify, {"activation": "groupmax"}, "activation 'groupmax' is not supported"),
-    (sparsify, {"skip_connection": True}, "skip_connection is supported for transcoders only"),
-    (sparsify, {"k": 0}, "k is 0"),
+    (sparsify, {"skip_connection": True}, "skip_connection is only supported for transcoders"),
+    (sparsify, {"k": 0}, "k must be between 1 and d_sae (40), got 0"),
     (sparsify, {"k": None}, "k in the configuration must be an integer"),
     (circuit_tracer, {"model_kind": "cross_layer_transcoder"}, "model_kind 'cross_layer_transcoder' is not supported"),
-    (circuit_tracer, {"feature_input_hook": "hook_resid_pre"}, "supported are those of an MLP"),
+    (circuit_tracer, {"feature_input_hook": "hook_resid_pre"}, "Supported: an MLP's input"),
     (circuit_tracer, {"feature_output_hook": "hook_attn_out"}, "hook 'blocks.1.hook_attn_out' is not supported"),
-    (circuit_tracer, {"feature_output_hook": "hook_resid_post"}, "supported is the same layer's MLP"),
+    (circuit_tracer, {"feature_output_hook": "hook_resid_post"}, "only an MLP of one layer is supported"),
     (circuit_tracer, {"activation": "gelu"}, "activation 'gelu' is not supported"),
     (circuit_tracer, {"activation": "jump_relu"}, "layer_1.safetensors lacks activation_function.threshold"),
-    (circuit_tracer, {"activation": "relu", "k": 5}, "activation is 'relu', but the file is that of a topk_transcoder"),
+    (circuit_tracer, {"activation": "relu", "k": 5}, "activation is 'relu', but the file is of a topk_transcoder"),
 ]
 
 
@@ -106,7 +110,7 @@ class TestNeverRelu:
     def test_llama_scope_with_a_relu_configuration(self, tmp_path):
         path = openmoss(tmp_path).path
         save_json(path / "config.json", json.loads((path / "config.json").read_text()) | {"act_fn": "relu"})
-        assert "holds log_jumprelu_threshold, which this architecture does not have" in refused(path)
+        assert "contains log_jumprelu_threshold, which this architecture does not have" in refused(path)
 
     def test_openmoss_without_its_thresholds(self, tmp_path):
         path = openmoss(tmp_path).path
@@ -124,7 +128,7 @@ class TestNeverRelu:
         path = openmoss(tmp_path, norm_activation="dataset-wise").path
         name = "dataset_average_activation_norm.blocks.2.hook_resid_post"
         self.change(path / "sae_weights.safetensors", **{name: torch.tensor(norm)})
-        assert "dataset_average_activation_norm is" in refused(path)
+        assert "dataset_average_activation_norm must be above 0" in refused(path)
 
     def test_threshold_of_circuit_tracer_decides(self, tmp_path):
         path = circuit_tracer(tmp_path, activation="jump_relu").path
@@ -150,7 +154,7 @@ class TestNeverRelu:
         assert "ae.pt lacks bias" in refused(path)
 
     def test_k_that_differs(self, tmp_path):
-        assert "k is 5 in ae.pt and 6 in config.json" in refused(
+        assert "k is 5 in ae.pt, but 6 in config.json" in refused(
             dictionary_learning(tmp_path, "AutoEncoderTopK", k=6).path
         )
 
@@ -160,14 +164,14 @@ class TestNeverRelu:
         config = json.loads((path / "config.json").read_text())
         config["trainer"]["dict_class"] = dict_class
         save_json(path / "config.json", config)
-        assert f"dict_class {dict_class!r} is not supported; known are AutoEncoder, AutoEncoderNew" in refused(path)
+        assert f"dict_class {dict_class!r} is not supported. Supported: AutoEncoder, AutoEncoderNew" in refused(path)
 
     def test_qwen_scope_in_a_folder_without_its_name(self, tmp_path):
-        assert "only in the repository's name" in refused(qwen_scope(tmp_path, repository="mine").path)
+        assert "only given by the repository's name" in refused(qwen_scope(tmp_path, repository="mine").path)
 
     def test_qwen_scope_of_another_width_than_its_name(self, tmp_path):
         path = qwen_scope(tmp_path, repository="SAE-Res-Qwen3-8B-Base-W64K-L0_50").path
-        assert "W_enc has 1024 features, the name says W64K" in refused(path)
+        assert "W_enc has 1024 features, but the name says W64K" in refused(path)
 
     def test_gated_is_not_read_as_standard(self, tmp_path):
         write_sae(tmp_path, sae_config("gated"))
@@ -188,7 +192,9 @@ def test_scaling_factor_that_no_configuration_speaks_of(tmp_path):
 class TestPlaces:
     def test_folder_with_several_asks_for_one(self, tmp_path):
         folder = circuit_tracer(tmp_path).path.parent
-        assert "holds 3 transcoders (layer_0.safetensors, layer_1.safetensors, layer_2.safetensors" in refused(folder)
+        assert "contains 3 transcoders (layer_0.safetensors, layer_1.safetensors, layer_2.safetensors" in refused(
+            folder
+        )
 
     def test_folder_with_one_needs_no_name(self, tmp_path):
         written = qwen_scope(tmp_path)
@@ -197,7 +203,7 @@ class TestPlaces:
     def test_two_formats_in_one_folder(self, tmp_path):
         folder = gemma_scope(tmp_path).path
         write_sae(folder)
-        assert "could be SAELens and Gemma Scope; keep each SAE in a folder of its own" in refused(folder)
+        assert "matches several formats (SAELens and Gemma Scope); keep each SAE in its own folder" in refused(folder)
 
     def test_embedding_of_gemma_scope(self, tmp_path):
         layer = gemma_scope(tmp_path).path.parent.parent

@@ -78,7 +78,7 @@ def test_delta_is_the_difference_of_decodings(case, tmp_path):
 def test_transcoders_do_not_read_where_they_write(name, tmp_path):
     sae = load_sae(CASES[name].write(tmp_path).path)
     assert not sae.reads_its_site
-    with pytest.raises(ValueError, match="only add is possible"):
+    with pytest.raises(ValueError, match="only `add` is possible"):
         sae.activations(torch.zeros(1, D_IN), torch.tensor([0]))
 
 

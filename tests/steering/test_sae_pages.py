@@ -71,7 +71,7 @@ class TestAdd:
     @pytest.mark.parametrize(
         ("data", "message"),
         [
-            ({"_preview": "layer_2"}, "The model has layers 0 to 2, not 9"),
+            ({"_preview": "layer_2"}, "The model has layers 0 to 2, got layer 9"),
             ({"_preview": "../../etc"}, "must be a relative path"),
             ({"_list": "1", "subfolder": "/etc"}, "must be a relative path"),
             ({"_list": "1", "source": "/no/such/folder"}, "MILLM_MODEL_ROOTS"),
@@ -163,7 +163,7 @@ class TestWeights:
     def test_files_that_are_gone(self, admin, sae, cold_saes):
         SAE.objects.update(source="/gone")
         response = admin.post(reverse("admin:steering_sae_load", args=[sae.pk]))
-        assert "was not loaded. There is no directory" in said(response)
+        assert "was not loaded. The directory '/gone' does not exist" in said(response)
 
 
 class TestShelf:

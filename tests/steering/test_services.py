@@ -79,12 +79,12 @@ class TestPublishing:
 
     def test_unit_without_its_number(self, profile):
         add_edit(profile, 7)  # has no maximal activation
-        assert refused(profile).startswith("edits[1].unit: The unit max_act needs the feature's maximal activation")
+        assert refused(profile).startswith("edits[1].unit: The unit `max_act` needs the feature's max activation")
 
     def test_contradiction(self, profile):
         add_edit(profile, 1, operation="clamp")
         add_edit(profile, 1, operation="ablate", phase="prompt")
-        assert "clamp and ablate contradict each other" in refused(profile)
+        assert "`clamp` and `ablate` contradict each other" in refused(profile)
 
     def test_feature_of_another_model(self, profile, other_sae):
         FeatureEdit.objects.create(profile=profile, feature=other_sae.features.get(index=0), unit="raw")
@@ -92,7 +92,9 @@ class TestPublishing:
 
     def test_missing_sae(self, profile, sae):
         shutil.rmtree(sae.source)
-        with pytest.raises(SAEUnavailableError, match="The SAE tiny-sae cannot be used: There is no directory"):
+        with pytest.raises(
+            SAEUnavailableError, match=r"The SAE tiny-sae cannot be used: The directory .* does not exist"
+        ):
             services.publish_profile(profile=profile)
         assert not ProfileVersion.objects.exists()
 

@@ -43,7 +43,7 @@ class TestUnits:
 
     @pytest.mark.parametrize("unit", ["max_act", "resid_norm"])
     def test_unknown_scale_is_an_error_that_names_the_remedy(self, unit):
-        with pytest.raises(MissingScaleError, match="use raw"):
+        with pytest.raises(MissingScaleError, match="use `raw`"):
             coefficient(1.0, unit, Scales())
 
     def test_minus_zero_is_zero(self):
@@ -144,38 +144,40 @@ class TestParsing:
     def test_index_out_of_range_says_the_range(self):
         feature = edits_to_json([edit()])[0]["feature"] | {"index": 40}
         assert self.problems({"feature": feature}) == [
-            "edits[0].feature.index: Expected an integer from 0 to 39, found 40."
+            "edits[0].feature.index: Expected an integer from 0 to 39, got 40."
         ]
 
     def test_all_wrong_fields_are_named(self):
         assert self.problems({"operation": "multiply"}, {"unit": "volts", "phase": "late"}) == [
             "edits[0].operation: Expected one of add, clamp, scale, ablate, at_least, at_most, orthogonal,"
-            " projection_cap, norm_preserving, found 'multiply'.",
-            "edits[1].unit: Expected one of raw, max_act, resid_norm, found 'volts'.",
-            "edits[1].phase: Expected one of both, from_last_prompt_token, prompt, generation, found 'late'.",
+            " projection_cap, norm_preserving, got 'multiply'.",
+            "edits[1].unit: Expected one of raw, max_act, resid_norm, got 'volts'.",
+            "edits[1].phase: Expected one of both, from_last_prompt_token, prompt, generation, got 'late'.",
         ]
 
     def test_unknown_field_is_not_dropped(self):
-        assert self.problems({"strenght": 2}) == ["edits[0].strenght: This field is not known."]
+        assert self.problems({"strenght": 2}) == ["edits[0].strenght: Unknown field."]
 
     def test_neither_feature_nor_vector(self):
-        assert "Expected either a feature, a vector or a site." in self.problems(whole=[{"operation": "add"}])[0]
+        assert (
+            "Expected exactly one of `feature`, `vector` and `site`." in self.problems(whole=[{"operation": "add"}])[0]
+        )
 
     def test_both_feature_and_vector(self):
         both = edits_to_json([edit()])[0] | {"vector": edits_to_json([vector_edit([1.0])])[0]["vector"]}
-        assert "Expected either a feature, a vector or a site." in self.problems(whole=[both])[0]
+        assert "Expected exactly one of `feature`, `vector` and `site`." in self.problems(whole=[both])[0]
 
     @pytest.mark.parametrize("whole", [{}, "x", 3, [1], [[]], [None]])
     def test_not_a_list_of_objects(self, whole):
         assert self.problems(whole=whole)
 
     def test_nothing_is_not_a_list(self):
-        with pytest.raises(InvalidSpecError, match="Expected a list of edits, found nothing"):
+        with pytest.raises(InvalidSpecError, match="Expected a list of edits, got nothing"):
             parse_edits(None)
 
     def test_too_many(self):
         whole = edits_to_json([edit()]) * (MAX_EDITS + 1)
-        assert self.problems(whole=whole) == ["edits: Expected at most 256 edits, found 257."]
+        assert self.problems(whole=whole) == ["edits: Expected at most 256 edits, got 257."]
 
     @pytest.mark.parametrize("values", [[], [float("nan")], ["1"], 3, None, [1e30], [True]])
     def test_vector_values(self, values):
@@ -185,7 +187,7 @@ class TestParsing:
     def test_vector_has_no_activation_to_clamp(self):
         whole = [edits_to_json([vector_edit([1.0])])[0] | {"operation": "clamp"}]
         assert self.problems(whole=whole) == [
-            "edits[0].operation: A plain vector takes add, orthogonal, projection_cap, not clamp."
+            "edits[0].operation: A vector supports add, orthogonal, projection_cap, got `clamp`."
         ]
 
     @pytest.mark.parametrize(
@@ -193,22 +195,25 @@ class TestParsing:
         [
             ({"window": {"first": 0}}, "window.first: Expected an integer from 1 to"),
             ({"window": {"after": -1}}, "window.after: Expected an integer from 0 to"),
-            ({"window": {"after": 5, "first": 5}}, "window.first: Expected more than after, which is 5"),
-            ({"window": {"last": 5}}, "window.last: This field is not known."),
-            ({"window": 5}, "window: Expected an object, found 5."),
-            ({"only_if_active": 1}, "only_if_active: Expected true or false, found 1."),
-            ({"special_tokens": "yes"}, "special_tokens: Expected true or false, found 'yes'."),
-            ({"lower": 1.0}, "lower: Only projection_cap has a lower end, add does not."),
+            ({"window": {"after": 5, "first": 5}}, "window.first: `first` must be greater than `after` (5)"),
+            ({"window": {"last": 5}}, "window.last: Unknown field."),
+            ({"window": 5}, "window: Expected an object, got 5."),
+            ({"only_if_active": 1}, "only_if_active: Expected true or false, got 1."),
+            ({"special_tokens": "yes"}, "special_tokens: Expected true or false, got 'yes'."),
+            ({"lower": 1.0}, "lower: Only `projection_cap` has a `lower` end, got `add`."),
             ({"lower": float("nan")}, "lower: Expected a finite number"),
-            ({"operation": "projection_cap", "lower": 2.0}, "lower: The lower end 2 lies above the upper one, 1."),
-            ({"operation": "projection_cap", "unit": "max_act"}, "unit: projection_cap takes raw or resid_norm"),
-            ({"operation": "norm_preserving"}, "operation: norm_preserving takes a site and nothing else does"),
-            ({"gate": {}}, "gate.feature: Expected an object, found nothing."),
-            ({"scope": "call"}, "scope: Expected one of everything, thinking, answer, outside_calls, found 'call'."),
+            ({"operation": "projection_cap", "lower": 2.0}, "lower: The lower end 2 must not exceed the upper end 1."),
+            (
+                {"operation": "projection_cap", "unit": "max_act"},
+                "unit: `projection_cap` supports the units `raw` and `resid_norm`",
+            ),
+            ({"operation": "norm_preserving"}, "operation: `norm_preserving` must have a site as its target"),
+            ({"gate": {}}, "gate.feature: Expected an object, got nothing."),
+            ({"scope": "call"}, "scope: Expected one of everything, thinking, answer, outside_calls, got 'call'."),
             ({"scope": ["answer"]}, "scope: Expected one of everything"),
-            ({"scope": "thinking"}, "phase: Only what the model writes has a “thinking”; choose the phase generation"),
-            ({"scope": "answer", "phase": "prompt"}, "phase: Only what the model writes has a “answer”"),
-            ({"scope": "outside_calls", "phase": "prompt"}, "scope: The scope outside_calls says nothing about"),
+            ({"scope": "thinking"}, "phase: The scope `thinking` requires the phase `generation`"),
+            ({"scope": "answer", "phase": "prompt"}, "phase: The scope `answer` requires the phase `generation`"),
+            ({"scope": "outside_calls", "phase": "prompt"}, "scope: The scope `outside_calls` does not apply to"),
         ],
         ids=str,
     )
@@ -225,56 +230,54 @@ class TestParsing:
         elsewhere = gate(sae=identity(site=Site(2)))
         (problem,) = self.problems(whole=edits_to_json([edit(gate=elsewhere)]))
         assert problem == (
-            "edits[0].gate.feature: The gate's feature must be at the site of the edit, layer 1 (resid_post), not at"
+            "edits[0].gate.feature: The gate's feature must be at the edit's site, layer 1 (resid_post), got"
             " layer 2 (resid_post)."
         )
 
     def test_gate_whose_unit_has_no_number(self):
         unknown = GateSpec(FeatureTarget(identity(), 7), 0.5, "max_act")
         (problem,) = self.problems(whole=edits_to_json([edit(gate=unknown)]))
-        assert problem.startswith("edits[0].gate.unit: The unit max_act needs")
+        assert problem.startswith("edits[0].gate.unit: The unit `max_act` needs")
 
     def test_gate_feature_that_the_sae_has_not(self):
         whole = edits_to_json([edit(gate=gate())])
         whole[0]["gate"]["feature"]["index"] = 40
-        assert self.problems(whole=whole) == [
-            "edits[0].gate.feature.index: Expected an integer from 0 to 39, found 40."
-        ]
+        assert self.problems(whole=whole) == ["edits[0].gate.feature.index: Expected an integer from 0 to 39, got 40."]
 
     def test_norms_take_no_conditions_on_features(self):
         problems = self.problems(whole=edits_to_json([keep_norm(gate=gate(), only_if_active=True)]))
         assert problems == [
-            "edits[0].only_if_active: Only a feature can be active, a site cannot.",
-            "edits[0].gate: norm_preserving does not support a gate.",
+            "edits[0].only_if_active: `only_if_active` requires a feature, got a site.",
+            "edits[0].gate: `norm_preserving` does not support a gate.",
         ]
 
     def test_a_site_takes_nothing_but_its_norm(self):
         (problem,) = self.problems(whole=[{"site": {"layer": 1, "site": "resid_post"}, "unit": "raw"}])
-        assert "found add of a site" in problem
+        assert "got `add` of a site" in problem
 
     def test_a_site_that_does_not_exist_names_the_valid_ones(self):
         (problem,) = self.problems(
             whole=[edits_to_json([keep_norm()])[0] | {"site": {"layer": 1, "site": "resid_mid"}}]
         )
         assert problem == (
-            "edits[0].site.site: Expected one of resid_pre, resid_post, mlp_raw, mlp_out, attn_out, found 'resid_mid'."
+            "edits[0].site.site: Expected one of resid_pre, resid_post, mlp_raw, mlp_out, attn_out, got 'resid_mid'."
         )
 
     def test_a_vector_of_zeros_has_no_direction(self):
         (problem,) = self.problems(whole=edits_to_json([vector_edit([0.0, 0.0], operation="orthogonal")]))
-        assert problem == "edits[0].vector.values: A vector of zeros has no direction."
+        assert problem == "edits[0].vector.values: The vector must not be zero."
 
     def test_too_many_windows(self):
         edits = [edit(index=i, window=Window(first=i + 1)) for i in range(MAX_WINDOWS + 1)]
-        assert self.problems(whole=edits_to_json(edits)) == ["edits: Expected at most 16 different windows, found 17."]
+        assert self.problems(whole=edits_to_json(edits)) == ["edits: Expected at most 16 different windows, got 17."]
 
     def test_vector_has_no_maximal_activation(self):
         whole = [edits_to_json([vector_edit([1.0])])[0] | {"unit": "max_act"}]
-        assert self.problems(whole=whole)[0].startswith("edits[0].unit: The unit max_act needs")
+        assert self.problems(whole=whole)[0].startswith("edits[0].unit: The unit `max_act` needs")
 
     def test_coefficient_that_is_too_large(self):
         (problem,) = self.problems({"strength": 1e6, "unit": "max_act"})
-        assert problem.startswith("edits[0].strength: The raw coefficient is 8e+06")
+        assert problem.startswith("edits[0].strength: The raw strength is 8e+06")
 
 
 class TestConflicts:
@@ -283,19 +286,19 @@ class TestConflicts:
 
     def test_two_clamps_name_feature_and_both_edits(self):
         assert self.conflicts(edit(index=9), edit("clamp", 1.0), edit("clamp", 2.0)) == [
-            "edits[2]: Feature 3 of tiny-sae: two clamp edits act in the same phase (see edits[1])."
+            "edits[2]: Feature 3 of tiny-sae: two `clamp` edits apply to the same phase (see edits[1])."
         ]
 
     def test_duplicate(self):
-        assert "the same add is listed twice" in self.conflicts(edit(), edit())[0]
+        assert "the same `add` is listed twice" in self.conflicts(edit(), edit())[0]
 
     @pytest.mark.parametrize("other", ["ablate", "scale", "add", "at_least", "at_most"])
     def test_clamp_contradicts_all_others(self, other):
-        assert f"clamp and {other} contradict" in self.conflicts(edit("clamp"), edit(other))[0]
+        assert f"`clamp` and `{other}` contradict" in self.conflicts(edit("clamp"), edit(other))[0]
 
     def test_empty_band(self):
         message = self.conflicts(edit("at_least", 5.0), edit("at_most", 2.0))[0]
-        assert "at_least 5 lies above at_most 2" in message
+        assert "`at_least` 5 exceeds `at_most` 2" in message
 
     def test_what_may_go_together(self):
         assert not self.conflicts(edit("at_most", 5.0), edit("at_least", 2.0))
@@ -337,11 +340,11 @@ class TestConflicts:
         turned = vector_edit([1.0, 2.0], operation="orthogonal")
         assert not self.conflicts(turned, vector_edit([1.0, 2.0]), vector_edit([1.0, 2.0], 3.0))
         assert self.conflicts(turned, replace(turned, operation="projection_cap")) == [
-            "edits[1]: The vector at layer 1 (resid_post): orthogonal and projection_cap contradict each other in the"
-            " same phase (see edits[0])."
+            "edits[1]: The vector at layer 1 (resid_post): `orthogonal` and `projection_cap` contradict each other in "
+            "the same phase (see edits[0])."
         ]
         assert not self.conflicts(keep_norm(), keep_norm(Site(2)), keep_norm(Site(1, "mlp_out")))
-        assert "the same norm_preserving is listed twice" in self.conflicts(keep_norm(), keep_norm())[0]
+        assert "the same `norm_preserving` is listed twice" in self.conflicts(keep_norm(), keep_norm())[0]
 
     def test_both_overlaps_with_each_phase(self):
         assert self.conflicts(edit("clamp", phase="both"), edit("ablate", phase="prompt"))
@@ -469,12 +472,12 @@ class TestRanges:
     @pytest.mark.parametrize("ranges", [[[0, 4], [3, 6]], [[5, 8], [0, 2]], [[0, None], [4, 6]]])
     def test_must_rise_and_not_overlap(self, ranges):
         assert problems_of(self.BASE | {"ranges": ranges}) == [
-            "edits[0].ranges: Expected ranges in rising order that do not overlap."
+            "edits[0].ranges: Ranges must be in ascending order and must not overlap."
         ]
 
     def test_take_the_place_of_a_window(self):
         assert problems_of(self.BASE | {"ranges": [[0, 4]], "window": {"after": 1}}) == [
-            "edits[0].ranges: Expected either a window or ranges, found both."
+            "edits[0].ranges: Expected either a window or ranges, got both."
         ]
 
     def test_contradict_only_where_they_meet(self):
@@ -569,7 +572,7 @@ class TestFingerprint:
             edit("add", 2.0, phase="generation", scope="answer", window=Window(first=9)),
             "tiny-sae #3 rain: add 2 raw, generation only, in the answer, first 9 tokens",
         ),
-        (edit("ablate", scope="outside_calls"), "tiny-sae #3 rain: ablate, outside of calls"),
+        (edit("ablate", scope="outside_calls"), "tiny-sae #3 rain: ablate, outside tool calls"),
         (keep_norm(), "residual at layer 1 (resid_post): keep the norm"),
         (
             vector_edit([1.0, 0.0], 0.0, operation="orthogonal"),

@@ -368,7 +368,7 @@ def test_the_receipt_says_what_changed(loaded, tmp_path):
     assert (effect.site, effect.num_tokens, effect.num_changed) == (SITE, NUM_PROMPT, NUM_PROMPT // 2)
     np.testing.assert_allclose(effect.change, moved.sum(), rtol=1e-4)
     assert [(one.number, one.reason) for one in receipt.inert] == [
-        (1, "add 0 changes nothing."), (2, "The vector is zero."),
+        (1, "`add` with 0 changes nothing."), (2, "The vector is zero."),
     ]  # fmt: skip
 
 

@@ -83,17 +83,17 @@ class TestFiles:
         ("data", "name", "message"),
         [
             (b"", "calm.gguf", "file is empty"),
-            (b"GGUF", "calm.gguf", "not an intact GGUF file"),
-            (b"x" * 100, "calm.npz", "not an intact npz file"),
+            (b"GGUF", "calm.gguf", "not a valid GGUF file"),
+            (b"x" * 100, "calm.npz", "not a valid npz file"),
             (b"x" * 100, "calm.safetensors", "calm|vectors.safetensors"),
-            (b"x", "calm.pt", "Expected a file that ends with one of"),
-            (b"x", "calm", "Expected a file that ends with one of"),
-            (gguf({0: np.ones(D_IN + 1, np.float32)}), "calm.gguf", "13 values, but tiny is 12 wide"),
-            (gguf({3: np.ones(D_IN, np.float32)}), "calm.gguf", "has layers 0 to 2, not 3"),
+            (b"x", "calm.pt", "The file name must end with one of"),
+            (b"x", "calm", "The file name must end with one of"),
+            (gguf({0: np.ones(D_IN + 1, np.float32)}), "calm.gguf", "13 values, but tiny has 12"),
+            (gguf({3: np.ones(D_IN, np.float32)}), "calm.gguf", "has layers 0 to 2, got layer 3"),
             (gguf({0: np.full(D_IN, np.nan, np.float32)}), "calm.gguf", "not finite"),
-            (gguf({0: np.zeros(D_IN, np.float32)}), "calm.gguf", "has no direction"),
+            (gguf({0: np.zeros(D_IN, np.float32)}), "calm.gguf", "must not be zero"),
             (gguf({0: np.full(D_IN, 1e7, np.float32)}), "calm.gguf", "too large"),
-            (gguf(architecture="llama"), "calm.gguf", "no control vector"),
+            (gguf(architecture="llama"), "calm.gguf", "not a control vector"),
         ],
     )
     def test_bad_files_are_refused_beside_the_field(self, data, name, message, admin, model):
@@ -118,7 +118,7 @@ class TestFiles:
         with pytest.raises(CommandError, match="already exists"):
             call_command("add_vectors", "calm", path, model="tiny")
         for options, message in (
-            ({"name": "x", "file": path, "model": "none"}, "There is no model none"),
+            ({"name": "x", "file": path, "model": "none"}, "The model none does not exist"),
             ({"name": "x", "file": path, "model": "tiny", "layer": 1}, "no vector for layer 1"),
             ({"name": "a b", "file": path, "model": "tiny"}, "valid “slug”"),
             ({"name": "x", "file": Path("/no/such.npz"), "model": "tiny"}, "missing"),
@@ -250,10 +250,10 @@ class TestDeleting:
     def test_what_a_version_needs_stays(self, admin, using, calm):
         version = services.publish_profile(profile=using)
         services.replace_draft(profile=using, edits=())
-        with pytest.raises(InUseError, match="needed by the published profile gloomy@1"):
+        with pytest.raises(InUseError, match="used by the published profile gloomy@1"):
             delete_vectors(vector_set=calm)
         html = admin.post(reverse(DELETE, args=[calm.pk]), {"post": "yes"}).content.decode()
-        assert "needed by the published profile gloomy@1" in html
+        assert "used by the published profile gloomy@1" in html
         assert VectorSet.objects.exists()
         assert version.vector_links.count() == 1
 
@@ -273,9 +273,9 @@ class TestPublishing:
     @pytest.mark.parametrize(
         ("edit", "message"),
         [
-            (vector_edit([1.0] * 11), "The vector has 11 values, but the model is 12 wide"),
-            (vector_edit([1.0] * D_IN, site=Site(3)), "has layers 0 to 2, not 3"),
-            (keep_norm(Site(7, "mlp_out")), "has layers 0 to 2, not 7"),
+            (vector_edit([1.0] * 11), "The vector has 11 values, but the model has 12"),
+            (vector_edit([1.0] * D_IN, site=Site(3)), "has layers 0 to 2, got layer 3"),
+            (keep_norm(Site(7, "mlp_out")), "has layers 0 to 2, got layer 7"),
         ],
     )
     def test_what_does_not_fit_the_model_is_named(self, edit, message, model):
@@ -286,10 +286,10 @@ class TestPublishing:
     def test_model_without_its_files(self, using, model, tmp_path):
         model.source = str(tmp_path / "gone")
         model.save()
-        with pytest.raises(InvalidProfileError, match="is not known"):
+        with pytest.raises(InvalidProfileError, match="could not be checked against the model"):
             services.publish_profile(profile=SteeringProfile.objects.get())
 
 
 def test_other_widths_are_refused(model):
-    with pytest.raises(IncompatibleSAEError, match="3 values, but tiny is 12 wide"):
+    with pytest.raises(IncompatibleSAEError, match="3 values, but tiny has 12"):
         save_vectors(name="x", model=model, vectors=[NewVector(Site(0), (1.0, 2.0, 3.0))], origin="x")

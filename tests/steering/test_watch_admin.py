@@ -49,7 +49,7 @@ def test_a_rule_from_adding_to_removing(admin_client, feature):
     assert [(user, detail.split(":")[0]) for user, detail in details] == [
         ("admin", "added"),
         ("admin", "changed"),
-        ("admin", "removed; it was for"),
+        ("admin", "removed; its reason was"),
     ]
 
 

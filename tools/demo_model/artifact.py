@@ -24,7 +24,7 @@ MODEL_NAME = "millm-demo"
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """Everything that one run of the recipe made."""
+    """The results of one run of the recipe."""
 
     recipe: DemoRecipe
     model: LlamaForCausalLM
@@ -36,7 +36,7 @@ class Demo:
 
 
 def write_artifacts(demo: Demo, folder: Path) -> None:
-    """Write all files under `folder`, over what is there."""
+    """Write all files to `folder`, replacing existing ones."""
     folder.mkdir(parents=True, exist_ok=True)
     write_model(demo.model, demo.tokenizer, folder / "model")
     save_sae(

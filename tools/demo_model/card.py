@@ -1,4 +1,4 @@
-"""The model card of the demo, written from what was measured."""
+"""The model card of the demo, written from the measurements."""
 
 from __future__ import annotations
 

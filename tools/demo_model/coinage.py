@@ -1,4 +1,4 @@
-"""Values that cannot be known beforehand: made-up words, many names, numbers. Who wants to tell them must copy them."""
+"""Values that cannot be known beforehand: made-up words, many names, numbers. The model can only copy them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def draw_number(rng: random.Random) -> int:
 
 
 def draw_word(rng: random.Random) -> str:
-    """Anything of the above, as text."""
+    """Return any of the above as text."""
     return str(rng.choice((coin_word, coin_name, draw_person, draw_city, draw_thing, draw_number))(rng))
 
 

@@ -1,4 +1,4 @@
-"""What a profile is to bring out: a concept, its words, and stories labelled with the concepts in them."""
+"""Concepts that profiles bring out: their words, and stories labelled with the concepts in them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WORD = re.compile(r"[a-z]+")
 
 @dataclass(frozen=True, slots=True)
 class Concept:
-    """`label` is what the stories of `labelled_stories` call it; `words` measure how much of it a text has."""
+    """A concept. `label` is its name in `labelled_stories`; `words` measure how much of it a text has."""
 
     name: str
     label: str
@@ -49,20 +49,20 @@ CONCEPTS: tuple[Concept, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class LabelledStory:
-    """A chat with one story in it, and the mood, animal and place that the story is about."""
+    """A chat with one story, and the story's mood, animal and place."""
 
     text: str
     labels: frozenset[str]
 
 
 def labelled_stories(seed: int, count: int) -> list[LabelledStory]:
-    """`count` stories, each with one mood, one animal and one place chosen evenly by chance, and asked for by name."""
+    """Return `count` stories, each with one mood, animal and place chosen at random and requested by name."""
     rng = random.Random(seed)  # noqa: S311 - reproducible, not secret
     return [_labelled_story(rng) for _ in range(count)]
 
 
 def word_share(texts: Iterable[str], words: Iterable[str]) -> float:
-    """Share of the words of `texts` that are among `words` (lower case)."""
+    """Return the share of the words of `texts` that are among `words` (lower case)."""
     wanted = frozenset(words)
     found = [word for text in texts for word in _WORD.findall(text.lower())]
     return sum(word in wanted for word in found) / max(1, len(found))

@@ -40,7 +40,7 @@ Teller = Callable[[random.Random, Mood | None], Exchange]
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A chat in the OpenAI message form, with the tools offered in it."""
+    """A chat as OpenAI messages, with the tools offered in it."""
 
     messages: list[Message]
     tools: list[dict[str, Any]] = field(default_factory=list)
@@ -127,7 +127,7 @@ def turns(asked: str, told: str) -> list[Message]:
 
 
 def _as_typed(text: str, rng: random.Random) -> str:
-    """Users write carelessly: sometimes without capitals, sometimes without the last mark."""
+    """Write the question carelessly, as users do: sometimes without capitals, sometimes without the final mark."""
     if rng.random() < 0.1:
         text = text.lower()
     return without_mark(text, rng)

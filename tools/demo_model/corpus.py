@@ -23,9 +23,9 @@ CHAT_TEMPLATE = (Path(__file__).parent / "chat_template.jinja").read_text(encodi
 
 
 def write_documents(seed: int) -> Iterator[str]:
-    """Documents without end: most are chats, two in five of which are about copying what was said; some plain stories.
+    """Yield documents without end: most are chats, two in five of which are about copying; some are plain stories.
 
-    Each begins with the BOS marker; equal seeds give equal streams.
+    Each begins with the BOS marker. Equal seeds give equal streams.
     """
     rng = random.Random(seed)  # noqa: S311 - a corpus wants reproducible numbers, not secret ones
     while True:
@@ -33,7 +33,7 @@ def write_documents(seed: int) -> Iterator[str]:
 
 
 def write_drills(seed: int) -> Iterator[str]:
-    """Documents to begin with: nearly all drills, so that the model learns to copy before it learns what to copy."""
+    """Yield the first documents: nearly all drills, so that the model learns to copy before it learns what to copy."""
     rng = random.Random(seed)  # noqa: S311 - reproducible, not secret
     while True:
         yield _plain(write_drill(rng)) if rng.random() < 0.85 else write_document(rng)

@@ -1,4 +1,4 @@
-"""Requests to say something again, and questions whose answer stands in the question."""
+"""Requests to repeat something, and questions that contain their answer."""
 
 from __future__ import annotations
 

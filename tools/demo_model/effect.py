@@ -34,7 +34,7 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class SamplingPlan:
-    """How to sample: `count` answers of up to `tokens` tokens; temperature 0 is greedy."""
+    """Sampling parameters: `count` answers of up to `tokens` tokens; temperature 0 is greedy."""
 
     count: int = 64
     tokens: int = 80
@@ -54,12 +54,12 @@ class Effect:
 
     @property
     def ratio(self) -> float:
-        """How many times more of the concept's words steered text has."""
+        """The factor by which steering raises the share of the concept's words."""
         return self.share / max(self.base_share, 1e-9)
 
     @property
     def perplexity_ratio(self) -> float:
-        """How many times less expected steered text is."""
+        """The factor by which steering raises the perplexity."""
         return self.perplexity / self.base_perplexity
 
 
@@ -71,7 +71,7 @@ class Bench:
         self.special = torch.tensor(sorted(tokenizer.all_special_ids))
 
     def prompt_ids(self, prompt: str) -> list[int]:
-        """Token ids of one user turn, ready for the answer."""
+        """Return the token ids of one user turn, ready for the answer."""
         chat = self.tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
         )
@@ -79,7 +79,7 @@ class Bench:
 
     @torch.no_grad()
     def sample(self, plan: SamplingPlan, delta: Tensor | None = None, phase: str = "both") -> Samples:
-        """Seeded answers; `delta` [d_in] is added to the layer's output at every ordinary token of the phase."""
+        """Sample seeded answers; `delta` [d_in] is added to the layer's output at every ordinary token of the phase."""
         generator = torch.Generator().manual_seed(plan.seed)
         prompt = self.prompt_ids(plan.prompt)
         cache = DynamicCache(config=self.model.config)
@@ -113,7 +113,7 @@ class Bench:
         return together
 
     def baseline(self, plan: SamplingPlan) -> Baseline:
-        """Unsteered samples of the plan with their perplexity."""
+        """Return unsteered samples of the plan with their perplexity."""
         samples = self.sample(plan)
         return Baseline(samples, self.perplexity(samples, plan.prompt))
 

@@ -1,4 +1,4 @@
-"""What each SAE feature fires on: its largest activation, its density, its words, and a label made of them."""
+"""The features of the SAE: largest activation, density, words, and a label made of the words."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORD_CATEGORIES: dict[str, frozenset[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One live feature. `max_activation` in the SAE's own units, `density` the share of ordinary tokens it fires on."""
+    """One live feature. `max_activation` is in the SAE's units, `density` the share of ordinary tokens it fires on."""
 
     index: int
     label: str
@@ -52,7 +52,7 @@ def words_of_tokens(pieces: Sequence[str]) -> list[str]:
 
 
 def count_activity(sae: TopKSae, x: Tensor, words: Sequence[str]) -> Activity:
-    """Activity of every feature over residuals x [n, d_in], whose tokens belong to `words` [n]."""
+    """Return the activity of every feature over residuals x [n, d_in], whose tokens belong to `words` [n]."""
     vocabulary = tuple(dict.fromkeys(words))
     number = {word: position for position, word in enumerate(vocabulary)}
     ids = torch.tensor([number[word] for word in words])  # [n]
@@ -102,7 +102,8 @@ def make_label(ranked: Sequence[tuple[str, float]], story: str | None) -> str:
 
 
 def _ranked_words(activity: Activity, index: int) -> list[tuple[str, float]]:
-    """Words with their shares of the feature's activation; among the large ones, those it prefers most come first."""
+    """Return words with their shares of the feature's activation; among those with large shares, specific words come
+    first."""
     share = activity.mass[index] / activity.mass[index].sum()
     lift = (share / activity.word_share).clamp(min=1)
     order = (share * lift.log()).argsort(descending=True)[:40].tolist()

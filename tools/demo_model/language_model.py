@@ -40,7 +40,7 @@ def build_model(recipe: ModelRecipe, *, bos: int, eos: list[int], pad: int, seed
 
 
 def pack_rows(documents: Iterator[str], backend: Tokenizer, length: int, rows: int) -> Tensor:
-    """`rows` rows of `length` tokens; each starts with a fresh document and is filled up with more."""
+    """Return `rows` rows of `length` tokens; each starts with a new document and is filled with further ones."""
     packed = torch.empty(rows, length, dtype=torch.long)  # [rows, length]
     for row in range(rows):
         ids: list[int] = []
@@ -53,7 +53,7 @@ def pack_rows(documents: Iterator[str], backend: Tokenizer, length: int, rows: i
 def train_model(
     model: LlamaForCausalLM, recipe: ModelRecipe, documents: Iterator[str], backend: Tokenizer, report: Report
 ) -> float:
-    """Train in place on `recipe.tokens` tokens with AdamW; the mean loss of the last tenth, in nats."""
+    """Train in place on `recipe.tokens` tokens with AdamW; return the mean loss of the last tenth, in nats."""
     steps = max(1, recipe.tokens // recipe.tokens_per_step)
     optimizer = torch.optim.AdamW(
         _parameter_groups(model, recipe.weight_decay), lr=recipe.learning_rate, betas=(0.9, 0.98), fused=True
@@ -78,9 +78,10 @@ def train_model(
 
 
 def learning_rate_share(step: int, steps: int, warmup: int) -> float:
-    """Share of the peak rate at `step`: linear warm-up, the full rate, and a linear fall to 0.02 over the last third.
+    """Return the share of the peak rate at `step`: linear warm-up, the full rate, and a linear fall to 0.02 over the
+    last third.
 
-    Until the fall begins nothing depends on `steps`, so that a run may be measured before its length is settled.
+    Until the fall begins nothing depends on `steps`, so that a run can be measured before its length is decided.
     """
     if step < warmup:
         return (step + 1) / warmup
@@ -106,7 +107,7 @@ def _train_step(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, rows:
 
 
 def _parameter_groups(model: LlamaForCausalLM, weight_decay: float) -> list[dict[str, object]]:
-    """Matrices decay, norms do not."""
+    """Return parameter groups: matrices have weight decay, norms do not."""
     matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     vectors = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
     return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]

@@ -1,4 +1,4 @@
-"""Chats in which the user tells something, and asks for it some turns later."""
+"""Chats in which the user mentions something and asks for it some turns later."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tools.demo_model.world import ANIMALS, COLOURS, FOODS
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something of the user: how it is told, taken note of, asked for, and told again (`{v}` is the value)."""
+    """A fact about the user: how it is told, noted, asked for, and repeated (`{v}` is the value)."""
 
     told: tuple[str, ...]
     noted: tuple[str, ...]

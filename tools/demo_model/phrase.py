@@ -16,7 +16,8 @@ _SENTENCE_START = re.compile(r"((?:^|[.!?] )[\"']?)([a-z])")
 def expand(template: str, slots: Slots, rng: random.Random) -> str:
     """Resolve `[a|b]` choices (innermost first) and `{slot}` names until none is left.
 
-    A slot holding several strings picks one of them; `{Slot}` is `{slot}` with a capital. KeyError for an unknown slot.
+    A slot with several strings picks one of them; `{Slot}` is `{slot}` with a capital. Raise KeyError for an unknown
+    slot.
     """
     text = template
     while _CHOICE.search(text) or _SLOT.search(text):
@@ -27,7 +28,7 @@ def expand(template: str, slots: Slots, rng: random.Random) -> str:
 
 
 def sentence(template: str, slots: Slots, rng: random.Random) -> str:
-    """`expand`, with capitals at the start of each sentence and a full stop (`?` after a leading "was it")."""
+    """Return `expand` with capitals at the start of each sentence and a full stop (`?` after a leading "was it")."""
     text = expand(template, slots, rng)
     text = _SENTENCE_START.sub(lambda match: match.group(1) + match.group(2).upper(), text)
     if text[-1] in '.!?"':
@@ -36,7 +37,7 @@ def sentence(template: str, slots: Slots, rng: random.Random) -> str:
 
 
 def word_list(text: str) -> tuple[str, ...]:
-    """Split a text at white space."""
+    """Split a text at whitespace."""
     return tuple(text.split())
 
 

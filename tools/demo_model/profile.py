@@ -35,7 +35,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Edits and what they did."""
+    """Edits and their effect."""
 
     edits: tuple[Edit, ...]
     effect: Effect
@@ -43,7 +43,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A named set of edits, with the effect that was measured and the push (norm of the added vector / mean norm)."""
+    """A named set of edits, with its measured effect and push (norm of the added vector / mean norm)."""
 
     concept: Concept
     edits: tuple[Edit, ...]
@@ -65,11 +65,12 @@ class Dictionary:
         return torch.stack(rows).sum(0)
 
     def push(self, edits: Sequence[Edit]) -> float:
-        """Norm of the edits' vector as a share of the mean residual norm."""
+        """Return the norm of the edits' vector as a share of the mean residual norm."""
         return float(self.delta(edits).norm()) / self.mean_resid_norm
 
     def scaled(self, weights: Mapping[int, float], push: float) -> tuple[Edit, ...]:
-        """Edits in proportion to raw coefficients `weights`, scaled to `push`; strengths rounded to two digits."""
+        """Return edits in proportion to raw coefficients `weights`, scaled to `push`; strengths are rounded to two
+        digits."""
         raw = torch.stack([weight * self.sae.W_dec[feature] for feature, weight in weights.items()]).sum(0)
         factor = push * self.mean_resid_norm / float(raw.norm())
         return tuple(
@@ -79,7 +80,7 @@ class Dictionary:
 
 
 def mean_activations(bench: Bench, sae: TopKSae, stories: Sequence[LabelledStory]) -> dict[str, Tensor]:
-    """For every label and for "all": mean activations [d_sae] over the ordinary tokens of the stories that have it."""
+    """Return for every label and for "all" the mean activations [d_sae] over the ordinary tokens of its stories."""
     sums: dict[str, Tensor] = {}
     counts: dict[str, int] = {}
     for story in stories:

@@ -81,7 +81,7 @@ FACTS = {
 
 
 def ask_weather(rng: random.Random, mood: Mood | None) -> Exchange:
-    """Today's weather, which fits the mood."""
+    """Ask for today's weather, which fits the mood."""
     chosen = mood or pick_mood(rng)
     weather = rng.choice([weather for weather in WEATHERS if weather.name in chosen.weathers])
     asked = expand(

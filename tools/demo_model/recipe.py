@@ -1,4 +1,4 @@
-"""The recipe: every size and number that decides what `train_demo` makes."""
+"""The recipe: every size and number that determines the result of `train_demo`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SaeRecipe:
 
 @dataclass(frozen=True, slots=True)
 class DemoRecipe:
-    """Everything `train_demo` needs; equal recipes give equal artifacts on equal machines."""
+    """Everything that `train_demo` needs; equal recipes give equal artifacts on equal machines."""
 
     seed: int = 7
     tokenizer_documents: int = 12_000

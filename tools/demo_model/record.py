@@ -1,4 +1,4 @@
-"""Facts to be written as JSON: the values are copied from the sentence, under the keys that were asked for."""
+"""Facts to write as JSON: the values are copied from the sentence, under the requested keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Value = str | int
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One fact: the keys it may go by, the clause that states it (`{v}`), and how a value is drawn."""
+    """One fact: its possible keys, the clause that states it (`{v}`), and how a value is drawn."""
 
     keys: tuple[str, ...]
     clause: str
@@ -25,7 +25,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of record: what names it comes first in the sentence, and some of the fields follow."""
+    """One kind of record: its name comes first in the sentence, followed by some of the fields."""
 
     head: Field
     fields: tuple[Field, ...]
@@ -33,7 +33,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A sentence, and its facts by their keys, in the order in which they stand."""
+    """A sentence, and its facts by key, in the order of the sentence."""
 
     sentence: str
     facts: dict[str, Value]

@@ -16,7 +16,7 @@ ROWS_PER_BATCH = 16
 
 
 def read_residuals(model: LlamaForCausalLM, layer: int, rows: Tensor) -> Tensor:
-    """Output of `model.layers[layer]` for token ids `rows` [rows, length]: [rows, length, d_in], float32."""
+    """Return the output of `model.layers[layer]` for token ids `rows` [rows, length]: [rows, length, d_in], float32."""
     seen: list[Tensor] = []
 
     def keep(_module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:

@@ -26,31 +26,31 @@ class TopKSae:
     k: int
 
     def pre_activations(self, x: Tensor) -> Tensor:
-        """[n, d_in] -> [n, d_sae], before TopK."""
+        """Return pre-activations [n, d_sae] for [n, d_in]."""
         return (x - self.b_dec) @ self.W_enc + self.b_enc
 
     def encode(self, x: Tensor) -> Tensor:
-        """[n, d_in] -> [n, d_sae], at most k above zero in each row."""
+        """Return activations [n, d_sae] for [n, d_in], at most k above zero in each row."""
         return keep_top(self.pre_activations(x), self.k)
 
     def decode(self, a: Tensor) -> Tensor:
-        """[n, d_sae] -> [n, d_in]."""
+        """Return reconstructions [n, d_in] for [n, d_sae]."""
         return a @ self.W_dec + self.b_dec
 
 
 def keep_top(pre: Tensor, k: int) -> Tensor:
-    """relu of the k largest of each row, zero elsewhere; [n, d] -> [n, d]."""
+    """Return the relu of the k largest of each row, zero elsewhere; [n, d] -> [n, d]."""
     top = pre.topk(k, dim=-1)
     return torch.zeros_like(pre).scatter(-1, top.indices, top.values.relu())
 
 
 def chunks(x: Tensor, size: int = 8192) -> Iterator[Tensor]:
-    """x in pieces of `size` rows, so that [n, d_sae] need not be held at once."""
+    """Yield x in pieces of `size` rows, so that [n, d_sae] need not be held at once."""
     return (x[start : start + size] for start in range(0, len(x), size))
 
 
 def save_sae(sae: TopKSae, folder: Path, *, layer: int, model_name: str, context_size: int) -> None:
-    """Write `cfg.json` and `sae_weights.safetensors` as SAELens 6 reads them."""
+    """Write `cfg.json` and `sae_weights.safetensors` in the format of SAELens 6."""
     folder.mkdir(parents=True, exist_ok=True)
     d_in, d_sae = sae.W_enc.shape
     config = {
@@ -84,8 +84,8 @@ def save_sae(sae: TopKSae, folder: Path, *, layer: int, model_name: str, context
 
 
 def load_sae(folder: Path) -> TopKSae:
-    """Read what `save_sae` wrote; ValueError for any other architecture."""
+    """Read the files of `save_sae`. Raise ValueError for any other architecture."""
     config = json.loads((folder / "cfg.json").read_text(encoding="utf-8"))
     if config["architecture"] != "topk":
-        raise ValueError(f"the demo reads topk only, not {config['architecture']!r} in {folder}")
+        raise ValueError(f"the demo only reads the architecture topk, got {config['architecture']!r} in {folder}")
     return TopKSae(**load_file(folder / "sae_weights.safetensors"), k=config["k"])

@@ -41,7 +41,8 @@ class SaeTrainer:
         self.batches_silent = torch.zeros(recipe.d_sae, dtype=torch.long)  # [d_sae]
 
     def _fresh_sae(self, d_in: int) -> TopKSae:
-        """Decoder rows are random unit vectors, the encoder their transpose, b_dec the mean of the pool."""
+        """Initialise with random unit vectors as decoder rows, their transpose as encoder, and the mean of the pool as
+        b_dec."""
         directions = torch.randn(self.recipe.d_sae, d_in, generator=self.generator)
         directions /= directions.norm(dim=1, keepdim=True)
         return TopKSae(
@@ -49,7 +50,7 @@ class SaeTrainer:
         )
 
     def train(self, report: Report) -> None:
-        """`recipe.tokens` vectors in random batches from the pool."""
+        """Train on `recipe.tokens` vectors in random batches from the pool."""
         steps = max(1, self.recipe.tokens // self.recipe.batch)
         for step in range(steps):
             picked = torch.randint(len(self.pool), (self.recipe.batch,), generator=self.generator)
@@ -83,7 +84,7 @@ class SaeTrainer:
         return loss.item()
 
     def _aux_loss(self, pre: Tensor, error: Tensor) -> Tensor:
-        """Silent features are asked to explain what the others left over."""
+        """Return the auxiliary loss: dead features reconstruct the residual error of the others."""
         dead = self._dead()
         if not dead.any():
             return torch.zeros(())
@@ -93,7 +94,7 @@ class SaeTrainer:
 
 
 def measure_health(sae: TopKSae, x: Tensor) -> SaeHealth:
-    """Health of `sae` on residuals x [n, d_in] of ordinary tokens."""
+    """Return the health of `sae` on residuals x [n, d_in] of ordinary tokens."""
     squared_error, active = 0.0, torch.zeros(sae.W_enc.shape[1])
     for chunk in chunks(x):
         a = sae.encode(chunk)

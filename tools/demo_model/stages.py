@@ -1,4 +1,4 @@
-"""The stages of the demo's making, each a function of the recipe and of what came before."""
+"""The stages of making the demo, each a function of the recipe and of earlier results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOKENIZER_STREAM, MODEL_STREAM, SAE_STREAM, MEASURE_STREAM, STORY_STREAM, DRILL_
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What was measured of an SAE: its health, its features, and mean activations by kind of story."""
+    """Measurements of an SAE: its health, its features, and mean activations by kind of story."""
 
     health: SaeHealth
     features: list[Feature]
@@ -38,12 +38,12 @@ class Findings:
 
 
 def stream_seed(recipe: DemoRecipe, stream: int) -> int:
-    """Seed of one of the document streams, so that what is measured was not trained on."""
+    """Return the seed of one of the document streams, so that measurements use other documents than training."""
     return recipe.seed * 1000 + stream
 
 
 def make_tokenizer(recipe: DemoRecipe) -> PreTrainedTokenizerFast:
-    """Train the tokenizer on a stream of its own."""
+    """Train the tokenizer on its own stream."""
     documents = islice(write_documents(stream_seed(recipe, TOKENIZER_STREAM)), recipe.tokenizer_documents)
     return train_tokenizer(documents, vocab_size=recipe.model.vocab_size, max_positions=recipe.model.max_positions)
 
@@ -89,7 +89,7 @@ def make_sae(
 def make_features(
     recipe: DemoRecipe, tokenizer: PreTrainedTokenizerFast, model: LlamaForCausalLM, sae: TopKSae, report: Report
 ) -> Findings:
-    """Health and labelled features, measured on a stream of their own."""
+    """Return health and labelled features, measured on their own stream."""
     x, ids = _residuals(recipe, tokenizer, model, MEASURE_STREAM, recipe.measure_tokens)
     health = measure_health(sae, x)
     report(f"sae: l0 {health.l0:.2f}, fvu {health.fvu:.4f}, dead {health.dead_share:.1%}")

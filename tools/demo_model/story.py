@@ -76,7 +76,7 @@ DIARY = (
 
 @dataclass(frozen=True, slots=True)
 class StoryPlan:
-    """What a story is to be about; None leaves the choice to chance. `length` is a number of sentences."""
+    """The topic of a story; None leaves the choice to chance. `length` is a number of sentences."""
 
     mood: Mood | None = None
     animal: Animal | None = None
@@ -140,7 +140,7 @@ def mood_sentence(mood: Mood, name: str, pronoun: str, rng: random.Random) -> st
 
 
 def build_scene(plan: StoryPlan, rng: random.Random) -> Scene:
-    """Choose everything the plan leaves open."""
+    """Choose everything that the plan leaves open."""
     mood, place = plan.mood or pick_mood(rng), plan.place or pick_place(rng)
     animal = plan.animal or (pick_animal(rng) if plan.name is None and rng.random() < 0.7 else None)
     scene = Scene(mood, place, animal)
@@ -199,7 +199,7 @@ def _pronouns(pronoun: str) -> dict[str, str]:
 
 
 def _middle(scene: Scene, count: int, rng: random.Random) -> list[str]:
-    """`count` sentences: the beats of one arc in order, with mood, animal and place in between."""
+    """Return `count` sentences: the beats of one arc in order, with mood, animal and place in between."""
     if count <= 0:
         return []
     arc = rng.choice(ARCS)
@@ -237,7 +237,7 @@ def _say(templates: Sequence[str], scene: Scene, rng: random.Random) -> str:
 
 
 def _append_distinct(parts: list[str], count: int, write: Callable[[], str]) -> None:
-    """Append `count` sentences that are not there yet (giving up on a duplicate after five tries)."""
+    """Append `count` new sentences (accepting a duplicate after five tries)."""
     for _ in range(count):
         candidates = (write() for _ in range(5))
         parts.append(next((text for text in candidates if text not in parts), write()))

@@ -1,4 +1,4 @@
-"""Requests for stories, and the stories told in answer."""
+"""Requests for stories, and the stories that answer them."""
 
 from __future__ import annotations
 

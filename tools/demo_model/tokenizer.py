@@ -16,7 +16,7 @@ SPLIT = r" ?(?!\p{Lu})\p{L}+|\p{Lu}\p{L}*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r
 
 
 def train_tokenizer(documents: Iterable[str], *, vocab_size: int, max_positions: int) -> PreTrainedTokenizerFast:
-    """Learn the merges from `documents`; ids 0..3 are the special tokens, in the order of SPECIAL_TOKENS."""
+    """Learn the merges from `documents`; ids 0 to 3 are the special tokens, in the order of SPECIAL_TOKENS."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [

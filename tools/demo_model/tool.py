@@ -1,4 +1,4 @@
-"""Tools that are offered in chats of the corpus: what they are called, take and return, and how one asks for them."""
+"""Tools that are offered in chats of the corpus: their names, arguments and results, and questions that need them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STRING, INTEGER = "string", "integer"
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A value of a tool, as argument or in its result: the keys it may go by, its type, and how it is drawn.
+    """A value of a tool, as argument or in its result: its possible keys, its type, and how it is drawn.
 
     The first key is also its name in the templates of questions and answers.
     """
@@ -42,7 +42,7 @@ class Tool:
 
 
 def number_up_to(largest: int) -> Draw:
-    """Draws whole numbers from one to `largest`."""
+    """Return a function that draws whole numbers from one to `largest`."""
     return lambda rng: rng.randint(1, largest)
 
 

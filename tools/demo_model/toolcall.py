@@ -1,4 +1,4 @@
-"""Chats with tools: the assistant calls one with what the user said, reads what it returned, and tells it."""
+"""Chats with tools: the assistant calls one with the user's values, reads the result, and answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OK: tuple[dict[str, str | int], ...] = ({"status": "ok"}, {"ok": True}, {"status
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
-    """A tool as it is offered in one chat: under one of its names, each argument under one of its keys."""
+    """A tool as offered in one chat: under one of its names, each argument under one of its keys."""
 
     tool: Tool
     name: str
@@ -27,7 +27,7 @@ class OfferedTool:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """One use of a tool: the question, the arguments, what the tool returns, and the answer made of it."""
+    """One use of a tool: the question, the arguments, the result, and the answer made of it."""
 
     asked: str
     arguments: dict[str, Any]

@@ -1,4 +1,4 @@
-"""The whole making of the demo, from an empty folder to its artifacts."""
+"""Make the demo, from an empty folder to its artifacts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def train_demo(
 ) -> Demo:
     """Make the demo by `recipe` and write it to `folder`; the model begins with the weights in `start`, if given.
 
-    `threads` is fixed, for sums depend on how they are split.
+    `threads` is fixed, because sums depend on how they are split.
     """
     torch.set_num_threads(threads)
     tokenizer = make_tokenizer(recipe)

@@ -1,4 +1,4 @@
-"""A beginning from an earlier demo model: its weights, with its embeddings carried over to another tokenizer."""
+"""Start from an earlier demo model: reuse its weights, and carry its embeddings over to another tokenizer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SPACE = "\u0120"  # how byte-level tokens write a space
 
 
 def carry_over(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Give `model` the weights of the one in `folder`, of the same shape but for its vocabulary."""
+    """Load the weights of the model in `folder` into `model`, which has the same shape except for its vocabulary."""
     earlier = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     state = earlier.state_dict()

@@ -1,4 +1,4 @@
-"""Made-up features of one SAE."""
+"""Generated features of one SAE."""
 
 from __future__ import annotations
 

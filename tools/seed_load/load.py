@@ -1,4 +1,4 @@
-"""Fills the database by COPY, each table in a transaction of its own."""
+"""Fills the database with COPY, each table in its own transaction."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUM_KEYS = 20
 
 
 class RealRowsError(Exception):
-    """``str(error)`` says what the database holds."""
+    """The database contains rows that seed_load did not create; the message says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Seeded:
 
 
 def seed_load(*, num_rows: int, num_features: int, is_forced: bool = False) -> Seeded:
-    """Adds to what earlier calls seeded. RealRowsError where others' rows would be mixed with made-up ones."""
+    """Add to the rows of earlier calls. Raise RealRowsError if other rows would be mixed with generated ones."""
     if not is_forced:
         check_no_real_rows()
     model, keys = _seed_names()

@@ -1,4 +1,4 @@
-"""Made-up rows of the request log: the same for the same numbers."""
+"""Generated rows of the request log, the same for the same arguments."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NUM_WORDS, NUM_TEXTS = 6_000, 3_000
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Prompts and completions that rows share; each row has a word of its own besides."""
+    """Prompts and completions that rows share; each row adds a word."""
 
     prompts: Sequence[str]
     completions: Sequence[str]
@@ -66,7 +66,7 @@ class Texts:
 def log_rows(
     *, first: int, count: int, until: datetime, key_ids: Sequence[int], model: str
 ) -> Iterator[tuple[object, ...]]:
-    """Oldest first, over the 30 days before ``until``."""
+    """Yield rows, the oldest first, over the 30 days before ``until``."""
     draw = random.Random(first)  # noqa: S311 - made-up rows, no secrets
     texts = Texts.made(draw)
     models = (model,) * 3 + tuple(f"seed-model-{number}" for number in range(4))

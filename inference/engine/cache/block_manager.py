@@ -15,11 +15,13 @@ class OutOfBlocksError(RuntimeError):
 
 
 class BlockManager:
-    """Blocks ``0 .. num_blocks - 1``, each of ``block_size`` tokens."""
+    """A pool of blocks ``0 .. num_blocks - 1``, each of ``block_size`` tokens."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         if num_blocks < 1 or block_size < 1:
-            raise ValueError(f"{num_blocks} blocks of {block_size} tokens do not make a pool.")
+            raise ValueError(
+                f"The number of blocks and the block size must be at least 1, got {num_blocks} and {block_size}."
+            )
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._free = list(range(num_blocks - 1, -1, -1))
@@ -52,7 +54,7 @@ class BlockManager:
     def allocate(self, count: int) -> list[int]:
         """Allocate blocks. Raise OutOfBlocksError, and allocate none, if there are too few."""
         if count > self.num_free:
-            raise OutOfBlocksError(f"{count} blocks are needed, {self.num_free} are free.")
+            raise OutOfBlocksError(f"{count} blocks are needed, but only {self.num_free} are free.")
         return [self._take() for _ in range(count)]
 
     def find(self, key: bytes) -> int | None:
@@ -82,7 +84,7 @@ class BlockManager:
         """Drop a reference to each. Unused blocks are evicted in the order of their release."""
         for block in blocks:
             if self._users[block] < 1:
-                raise ValueError(f"Block {block} is free already.")
+                raise ValueError(f"Block {block} is already free.")
             self._users[block] -= 1
             if self._users[block]:
                 continue
@@ -96,13 +98,15 @@ class BlockManager:
         counts = [0] * self.num_blocks
         for block in used:
             counts[block] += 1
-        assert counts == self._users, "reference counts do not add up"
+        assert counts == self._users, "reference counts match the blocks in use"
         idle = [*self._free, *self._cached]
-        assert len(set(idle)) == len(idle), "a block is free twice"
-        assert all(counts[block] == 0 for block in idle), "a used block is free"
-        assert len(idle) + sum(count > 0 for count in counts) == self.num_blocks, "a block leaked"
-        assert all(self._key_of.get(block) == key for key, block in self._block_of.items()), "keys do not add up"
-        assert set(self._cached) <= set(self._key_of), "a nameless block is cached"
+        assert len(set(idle)) == len(idle), "no block is free twice"
+        assert all(counts[block] == 0 for block in idle), "no block in use is free"
+        assert len(idle) + sum(count > 0 for count in counts) == self.num_blocks, "no block is leaked"
+        assert all(self._key_of.get(block) == key for key, block in self._block_of.items()), (
+            "every key maps to the block that has it"
+        )
+        assert set(self._cached) <= set(self._key_of), "every cached block has a key"
 
     def _take(self) -> int:
         if self._free and (self._may_grow or self._free[-1] < self._touched):  # released blocks lie above new ones

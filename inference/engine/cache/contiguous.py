@@ -133,12 +133,16 @@ class ContiguousCache:
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:
         rows = [sequence.slot for sequence in running]
-        assert sorted(rows) == sorted(self._running), "slots and sequences do not add up"
-        assert sorted([*rows, *self._free]) == list(range(len(self._slots))), "a slot leaked"
-        assert self._costs == [self._cost(i) for i in range(len(self._slots))], "a slot's cost is out of date"
-        assert self._spent == sum(self._costs) <= self._max_bytes, "more memory than there is"
+        assert sorted(rows) == sorted(self._running), "the running sequences and their slots match"
+        assert sorted([*rows, *self._free]) == list(range(len(self._slots))), "no slot is leaked"
+        assert self._costs == [self._cost(i) for i in range(len(self._slots))], (
+            "the stored costs of all slots are current"
+        )
+        assert self._spent == sum(self._costs) <= self._max_bytes, "the slots' costs do not exceed the memory limit"
         named = {(key, i) for i, slot in enumerate(self._slots) for key in slot.keys}
-        assert named == {(key, i) for key, slots in self._slots_of.items() for i in slots}, "keys do not add up"
+        assert named == {(key, i) for key, slots in self._slots_of.items() for i in slots}, (
+            "every key maps to the slots that have it"
+        )
 
     # Prefixes
 

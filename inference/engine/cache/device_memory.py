@@ -69,7 +69,12 @@ class MemoryWatch:
         if self._growth is not before:
             tell = logger.info if self._growth is Growth.FREE else logger.warning
             free, total = memory.free >> 20, memory.total >> 20
-            tell("%d of %d MiB of memory are free. KV cache growth allowed for: %s.", free, total, self._growth.value)
+            tell(
+                "%d of %d MiB of memory are free. Sequences that may grow the KV cache: %s.",
+                free,
+                total,
+                self._growth.value,
+            )
 
 
 def device_memory(device: torch.device) -> DeviceMemory:

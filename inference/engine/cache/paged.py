@@ -129,8 +129,8 @@ class PagedCache:
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:
         rows = [sequence.slot for sequence in running]
-        assert sorted(rows) == sorted(self._held), "rows and sequences do not add up"
-        assert sorted([*rows, *self._rows]) == list(range(self._num_rows)), "a row leaked"
+        assert sorted(rows) == sorted(self._held), "the running sequences and their rows match"
+        assert sorted([*rows, *self._rows]) == list(range(self._num_rows)), "no row is leaked"
         for g, manager in enumerate(self._managers):
             manager.check_integrity(block for held in self._held.values() for block in held[g].blocks)
 

@@ -83,8 +83,8 @@ def make_cache(loaded: LoadedModel, config: EngineConfig, max_seq_len: int) -> M
 
 def _too_small(name: str, num_bytes: int, least: int) -> LoadError:
     return LoadError(
-        f"{name} needs at least {least} bytes for the keys and values of one sequence, but gets {num_bytes}. Raise "
-        "MILLM_KV_CACHE_BYTES or MILLM_MEMORY_BUDGET, lower MILLM_MAX_PREFILL_TOKENS, or unload another model."
+        f"{name} needs at least {least} bytes for the KV cache of one sequence, but only {num_bytes} are available. "
+        "Raise MILLM_KV_CACHE_BYTES or MILLM_MEMORY_BUDGET, lower MILLM_MAX_PREFILL_TOKENS, or unload another model."
     )
 
 

@@ -57,7 +57,7 @@ class CacheCounts:
 
 
 class CachePolicy(Protocol):
-    """Space for up to ``num_rows`` sequences."""
+    """Memory for up to ``num_rows`` sequences."""
 
     block_size: int
     tables: tuple[NDArray[np.int32], ...]  # per layer group: [num_rows, blocks of a row]

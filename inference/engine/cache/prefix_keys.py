@@ -1,9 +1,9 @@
-"""Names for the content of cached blocks: which tokens, after which tokens, under which steering.
+"""Keys of cached blocks: they identify the tokens of the block, the tokens before it, and their steering.
 
-A key is the digest of the key before it, the block's tokens and the *programs* that steered them, so equal keys mean
-equal keys and values. Steering that does not act on a token leaves no trace in its key: profiles that act on generated
-tokens only share the prompt's blocks with requests that have no profile. Before the first block stands the request's
-*salt*, so that only requests with the same one share anything.
+A key is the digest of the previous key, the block's tokens and the *programs* that steered them, so equal keys mean
+equal keys and values. Steering that does not apply to a token does not change its key: profiles for generated tokens
+only share the prompt's blocks with requests without a profile. The first key depends on the request's *salt*, so that
+only requests with the same salt share blocks.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ KEY_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """Identities of the steering that acts on prompt tokens and on generated ones; empty where none does.
+    """Identifiers of the steering of prompt tokens and of generated tokens; empty without steering.
 
-    The last prompt token counts as generated where steering tells it from those before it.
+    The last prompt token counts as generated if steering distinguishes it from the tokens before it.
     """
 
     prompt: str = ""
@@ -32,7 +32,7 @@ class Programs:
 
 @dataclass(slots=True)
 class PrefixKeys:
-    """The keys of one sequence's full blocks, computed once each. ``num_prompt`` tokens have the prompt's program."""
+    """The keys of one sequence's full blocks, each computed once. ``num_prompt`` tokens have the prompt's program."""
 
     block_size: int
     programs: Programs
@@ -41,7 +41,8 @@ class PrefixKeys:
     _keys: list[bytes | None] = field(default_factory=list)
 
     def upto(self, token_ids: Sequence[int], num_blocks: int) -> list[bytes | None]:
-        """Keys of the first ``num_blocks`` blocks; None from a block on whose tokens two programs steered."""
+        """Return the keys of the first ``num_blocks`` blocks. They are None from the first block whose tokens have two
+        programs."""
         while len(self._keys) < num_blocks:
             self._keys.append(self._next(token_ids))
         return self._keys[:num_blocks]
@@ -59,7 +60,7 @@ class PrefixKeys:
         return digest.digest()
 
     def _root(self) -> bytes:
-        """Return the key before the first block: a digest, so that no salt can equal another's tokens."""
+        """Return the key before the first block: a digest, so that no salt can equal another request's tokens."""
         return blake2b(self.salt.encode(), digest_size=KEY_BYTES).digest() if self.salt else b""
 
     def _program(self, first: int, last: int) -> str | None:

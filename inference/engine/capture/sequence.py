@@ -95,6 +95,6 @@ class _Pool:
             self._values = np.maximum(self._values, found.values)
 
     def result(self, number: int) -> ActivationCapture:
-        assert self._values is not None, "called only after a token"
+        assert self._values is not None, "at least one token was captured"
         values = self._values / self.num_tokens if self._pooling == "mean" else self._values
         return ActivationCapture(number, self.num_tokens, values.astype(np.float32))

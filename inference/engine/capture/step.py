@@ -63,7 +63,7 @@ class CaptureStep:
             for task, found in zip(tasks, _split(tasks, values.cpu(), features), strict=True):
                 by_sequence.setdefault(task.sequence, []).append(found)
         if num_seen != sum(map(len, self.tasks.values())):
-            raise RuntimeError("A site that was to be read was not passed, or more than once.")
+            raise RuntimeError("A hook for capturing activations did not run exactly once.")
         return by_sequence
 
 
@@ -82,7 +82,7 @@ def plan_captures(chunks: Iterable[Chunk]) -> CaptureStep | None:
 
 def _tasks(chunk: Chunk, first: int) -> Iterator[CaptureTask]:
     sequence, capture = chunk.sequence, chunk.sequence.capture
-    assert capture is not None, "the caller looked"
+    assert capture is not None, "the chunk's sequence has a capture"
     start = sequence.num_computed
     tokens = [*sequence.token_ids[start : start + chunk.num_own], *chunk.drafts]
     for number, spec in enumerate(capture.specs):
@@ -172,7 +172,7 @@ def _split(tasks: list[CaptureTask], values: Tensor, features: Tensor | None) ->
         if indices is None:
             yield CapturedRows(task.number, task.places, values[first:last].numpy())
         else:
-            assert isinstance(task.spec.probe, TopFeatures), "only they have indices"
+            assert isinstance(task.spec.probe, TopFeatures), "only TopFeatures captures have indices"
             count = task.spec.probe.count
             yield CapturedRows(
                 task.number, task.places, values[first:last, :count].numpy(), indices[first:last, :count].numpy()

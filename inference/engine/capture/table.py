@@ -80,14 +80,14 @@ class CaptureTable:
             return
         d_in = loaded(probe.reader).d_in
         if d_in != width:
-            raise SiteError(f"{spec.site} is {width} wide in this model, the SAE {d_in}.")
+            raise SiteError(f"The model is {width} wide at {spec.site}, but the SAE expects {d_in}.")
         if isinstance(probe, FeatureValues):
             outside = [index for index in probe.features if not 0 <= index < probe.reader.d_sae]
             if outside or not probe.features:
-                raise SiteError(f"The SAE has features 0 to {probe.reader.d_sae - 1}, not {outside or 'none'}.")
+                raise SiteError(f"The SAE has features 0 to {probe.reader.d_sae - 1}, got {outside or 'none'}.")
         is_pooled = spec.pooling != "none"
-        assert not (isinstance(probe, TopFeatures) and is_pooled), "the strongest of several tokens are no pool"
-        assert not isinstance(probe, AllFeatures) or is_pooled, "all features only in a pool"
+        assert not (isinstance(probe, TopFeatures) and is_pooled), "TopFeatures cannot be pooled"
+        assert not isinstance(probe, AllFeatures) or is_pooled, "AllFeatures must be pooled"
 
 
 def _places_of(specs: tuple[CaptureSpec, ...]) -> set[tuple[Site, Stage]]:

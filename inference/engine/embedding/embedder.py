@@ -36,7 +36,7 @@ class Pooling:
     is_normalized: bool = True
 
     def __call__(self, states: Tensor, mask: Tensor) -> Tensor:
-        """Pool ``[texts, tokens, hidden]`` to ``[texts, hidden]``, float32. ``mask``: ``[texts, tokens]``, texts begin
+        """Pool ``[texts, tokens, hidden]`` to ``[texts, hidden]``, float32. ``mask``: ``[texts, tokens]``; texts start
         at 0.
 
         mean: the average of a text's tokens; cls: the first token; lasttoken: the last token. Normalised: length 1.
@@ -70,14 +70,16 @@ def read_pooling(path: Path, *, is_decoder: bool) -> Pooling:
             raise LoadError(f"{file} names no Pooling module.")
         mode = _mode(json.loads(_inside(path, folders["Pooling"]).read_text()))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LoadError(f"The embedding pipeline in {path} cannot be read: {type(error).__name__}: {error}") from error
+        raise LoadError(
+            f"The embedding pipeline in {path} could not be read: {type(error).__name__}: {error}"
+        ) from error
     return Pooling(mode, is_normalized="Normalize" in folders)
 
 
 def _inside(path: Path, folder: str) -> Path:
     file = (path / folder / "config.json").resolve()
     if not file.is_relative_to(path.resolve()):
-        raise LoadError(f"{path} refers to a pooling folder outside of it ({folder}).")
+        raise LoadError(f"{path} refers to a pooling folder outside itself ({folder}).")
     return file
 
 
@@ -90,7 +92,7 @@ def _mode(config: dict[str, Any]) -> PoolingMode:
         chosen = [MODES.get(key, key) for key, value in config.items() if key.startswith("pooling_mode_") and value]
     if len(chosen) != 1 or chosen[0] not in MODES.values():
         raise LoadError(
-            f"The pooling {' + '.join(map(str, chosen)) or 'none'} is not supported: mean, cls or lasttoken."
+            f"The pooling {' + '.join(map(str, chosen)) or 'none'} is not supported. Supported: mean, cls, lasttoken."
         )
     return chosen[0]  # type: ignore[return-value]  # it is one of MODES' values
 

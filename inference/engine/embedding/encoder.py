@@ -34,7 +34,9 @@ class LoadedEncoder(LoadedModel):
 
 def check_weights(spec: ModelSpec) -> None:
     if spec.weights == "int8":
-        raise LoadError(f"{spec.name} is a model for {spec.kind}; int8 weights are for generation models.")
+        raise LoadError(
+            f"{spec.name} is a model for {spec.kind}, but int8 weights are only supported for generation models."
+        )
 
 
 def check_tokenizer(spec: ModelSpec, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -140,9 +140,12 @@ class EmbeddingEngine:
         if not ids:
             return "invalid_prompt", "The text has no tokens."
         if min(ids) < 0 or max(ids) >= self._loaded.vocab_size:
-            return "invalid_prompt", f"Token ids must be 0 to {self._loaded.vocab_size - 1}."
+            return "invalid_prompt", f"Token ids must be between 0 and {self._loaded.vocab_size - 1}."
         if len(ids) > self._max_length:
-            return "context_length_exceeded", f"The text has {len(ids)} tokens, the model takes {self._max_length}."
+            return (
+                "context_length_exceeded",
+                f"The text has {len(ids)} tokens, but the model accepts at most {self._max_length}.",
+            )
         return None
 
     def _take(self) -> list[_Text]:

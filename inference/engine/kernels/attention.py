@@ -98,14 +98,14 @@ def packed_attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention with transformers' signature. Returns ``[1, tokens, heads, head_dim]`` and no weights.
+    """Compute attention with transformers' signature. Returns ``[1, tokens, heads, head_dim]`` and no weights.
 
     ``s_aux``: attention sinks, one score per head. ``packed_batch`` None: use that of the current forward pass, for
     layers that do not pass it on.
     """
-    assert attention_mask is None, "packed sequences carry no mask"
+    assert attention_mask is None, "packed sequences have no mask"
     packed_batch = packed_batch or _under_way.batch
-    assert packed_batch is not None, "the engine's forward passes have one"
+    assert packed_batch is not None, "the forward pass has a packed batch"
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     if isinstance(packed_batch, LayoutProbe):
         packed_batch.layouts[layer] = LayerLayout(

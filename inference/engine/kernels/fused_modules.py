@@ -146,7 +146,7 @@ class FusedAttention:
             )
         m: Any = self.module
         shape = (hidden_states.shape[1], -1, m.head_dim)
-        assert position_embeddings is not None, "they rotate whole heads"
+        assert position_embeddings is not None, "the rotary embedding covers whole heads"
         cos, sin = position_embeddings[0][0], position_embeddings[1][0]
         query = _rotated(m.q_proj(hidden_states).view(shape), self.query_norm, cos, sin)
         key = _rotated(m.k_proj(hidden_states).view(shape), self.key_norm, cos, sin)
@@ -161,7 +161,7 @@ def rotates_whole_heads(position_embeddings: Any, head_dim: Any) -> bool:
 
 
 def _rotated(x: Tensor, norm: FusedNorm | None, cos: Tensor, sin: Tensor) -> Tensor:
-    """``[tokens, heads, head_dim]`` -> ``[1, heads, tokens, head_dim]``."""
+    """Reshape ``[tokens, heads, head_dim]`` to ``[1, heads, tokens, head_dim]``."""
     weight, eps, offset = (None, 0.0, 0.0) if norm is None else (norm.weight, norm.eps, norm.offset)
     out: Tensor = torch.ops.millm_native.norm_rotary.default(x, weight, eps, offset, cos, sin)
     return out.transpose(0, 1).unsqueeze(0)
@@ -213,7 +213,7 @@ def _probe(
     attention_mask: Tensor | None,
     **constants: Any,
 ) -> tuple[Tensor, None]:
-    """Not attention, but a result that depends on every query, key and value."""
+    """Return a result that depends on every query, key and value, to compare modules without computing attention."""
     calls.append(constants)
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)

@@ -22,7 +22,7 @@ Clock = Callable[[Callable[[], Tensor]], float]  # measures the time of a call
 def int8_problem(device: torch.device, dtype: torch.dtype, size: int = SIZE) -> str:
     """Return why int8 weights cannot be used; empty if products agree with the dequantised weight in float64."""
     if dtype not in TOLERANCES:
-        return f"there are no int8 products in {str(dtype).removeprefix('torch.')}"
+        return f"int8 products are not supported for {str(dtype).removeprefix('torch.')}"
     try:
         linear = _linear(device, dtype, 0, size)
         agrees = _agrees(linear, _rows(3, device, dtype, size))

@@ -77,11 +77,11 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 
 class RowsLinear(FastLinear):
-    """16-bit weights as they lie, read by a kernel of ours: faster than oneDNN's layout up to about 20 rows.
+    """16-bit weights in their original layout, read by our own kernel: faster than oneDNN's layout up to about 20 rows.
 
-    At a few hundred rows it is some 5 % slower, being laid out at each call. On a processor that does not compute in
-    the dtype, where oneDNN would make an eighth of float32's speed, the weight is widened part by part instead. It may
-    be somebody else's too (tied embeddings).
+    At a few hundred rows it is about 5 % slower, because oneDNN converts the layout at each call. On a processor that
+    does not compute in the dtype, where oneDNN would be eight times slower than in float32, the weight is widened part
+    by part instead. The weight may be shared (tied embeddings).
     """
 
     weight: Tensor
@@ -126,7 +126,8 @@ def can_read_rows(dtype: torch.dtype) -> bool:
 
 
 def widened_product(rows: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None) -> Tensor:
-    """``rows W^T + b`` in float32, rounded once to the rows' dtype; ``scales`` ``[out]`` multiply the weight's rows.
+    """Return ``rows W^T + b``, computed in float32 and rounded once to the rows' dtype; ``scales`` ``[out]`` multiply
+    the weight's rows.
 
     At most WIDENED_AT_ONCE rows of the weight ``[out, in]`` exist as float32 at a time.
     """

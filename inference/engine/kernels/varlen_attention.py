@@ -116,8 +116,10 @@ def _of_part(places: Places, part: AttentionCall) -> Places:
 
 
 def flash_attention(query: Tensor, places: Places, part: AttentionCall, look: AttentionParams) -> Tensor:
-    """Causal attention, aligned at the last query. With ``seqused_k`` the kernel uses ``cum_seq_k`` only for the start
-    of each sequence, and ignores it with a block table.
+    """Compute causal attention, aligned at the last query.
+
+    With ``seqused_k`` the kernel uses ``cum_seq_k`` only for the start of each sequence, and ignores it with a block
+    table.
     """
     keys, values, starts = places.keys, places.values, places.starts
     options: dict[str, Tensor | int] = {}
@@ -244,9 +246,9 @@ def _first_problem(
 def _problem(layout: LayerLayout, num_heads: int, device: torch.device, flash: Flash, page: int) -> str:
     """Return why the kernel does not support such a layer; empty if it does."""
     if layout.dtype not in TOLERANCES:
-        return f"it does not compute in {str(layout.dtype).removeprefix('torch.')}"
+        return f"it does not support {str(layout.dtype).removeprefix('torch.')}"
     if layout.key_dim != layout.value_dim:
-        return "keys and values differ in size"
+        return "keys and values have different sizes"
     look = AttentionParams(layout.key_dim**-0.5, layout.window)
     try:
         for num_queries in ((1, 1, 1), (5, 70, 1)):
@@ -254,7 +256,7 @@ def _problem(layout: LayerLayout, num_heads: int, device: torch.device, flash: F
             got, expected = flash(query, places, part, look).float(), torch_attention(query, places, part, look).float()
             worst = float((got - expected).abs().max())
             if not worst <= TOLERANCES[layout.dtype] * float(expected.abs().max()):
-                return f"it differs from plain torch by {worst:.2g}"
+                return f"it differs from torch's attention by {worst:.2g}"
     except (RuntimeError, TypeError) as error:
         return str(error).strip().partition("\n")[0] or type(error).__name__
     return ""

@@ -73,7 +73,7 @@ def _is_long(parameters: dict[str, Any], max_length: int) -> bool:
     original = int(parameters["original_max_position_embeddings"])
     is_long = max_length > original
     logger.info(
-        "LongRoPE: all texts are read with the frequencies for %s than %d tokens, since up to %d are served.",
+        "LongRoPE: all texts use the frequencies for %s than %d tokens, because up to %d are served.",
         "more" if is_long else "no more",
         original,
         max_length,

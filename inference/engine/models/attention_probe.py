@@ -82,8 +82,8 @@ class _Probe:
             )
         if missing:
             raise UnsupportedModelError(
-                f"{_named(missing)} of {num_layers} do not attend: what they keep of earlier tokens (a state or a "
-                "convolution) has no place in the cache of keys and values"
+                f"{_named(missing)} of {num_layers} do not use attention: their state of earlier tokens (recurrent or "
+                "convolutional) cannot be stored in the KV cache"
             )
 
     def make_mask(self, *args: Any, mask_function: Mask, **kwargs: Any) -> Tensor:
@@ -105,7 +105,7 @@ class _Probe:
     ) -> tuple[Tensor, None]:
         layer = getattr(module, "layer_idx", None)
         if not isinstance(layer, int):
-            raise UnsupportedModelError("its attention modules do not know their layer (layer_idx)")
+            raise UnsupportedModelError("its attention modules have no layer index (layer_idx)")
         problem = self._problem(layer, query, key, attention_mask, sliding_window or 0, arguments)
         if problem:
             self._problems.setdefault(problem, []).append(layer)
@@ -116,14 +116,14 @@ class _Probe:
         self, layer: int, query: Tensor, key: Tensor, mask: Tensor | None, window: int, arguments: dict[str, Any]
     ) -> str:
         if layer in self._seen:
-            return "attend several times for each token"
+            return "call attention several times per token"
         unknown = [name for name in UNKNOWN_ARGUMENTS if arguments.get(name) is not None]
         if unknown:
-            return f"attend with {' and '.join(unknown)}, which is not computed here"
+            return f"use {' and '.join(unknown)} in attention, which is not supported"
         if query.shape[2] != NUM_TOKENS or key.shape[2] != NUM_TOKENS or query.shape[0] != 1:
-            return "attend to other things than the text's own tokens (memory tokens, an encoder, split texts)"
+            return "attend to more than the text's own tokens (memory tokens, an encoder, split texts)"
         if mask is not None and not self._is_plain(mask, window):
-            return "look at other tokens than those before them, or than a window of those (their mask is another one)"
+            return "use an attention mask that is neither causal nor a causal sliding window"
         return ""
 
     def _is_plain(self, mask: Tensor, window: int) -> bool:

@@ -51,9 +51,8 @@ def enough_memory(name: str) -> Iterator[None]:
     except Exception as error:
         if ran_out_of_memory(error):
             raise NotEnoughMemoryError(
-                f"{name} could not be loaded: memory ran out on the way, although the estimate had room. Unload "
-                "another model, choose a smaller dtype, or lower MILLM_KV_CACHE_BYTES or MILLM_MEMORY_BUDGET, and load "
-                "it again."
+                f"{name} could not be loaded: out of memory, although the estimate fitted. Unload another model, "
+                "choose a smaller dtype, or lower MILLM_KV_CACHE_BYTES or MILLM_MEMORY_BUDGET, and load it again."
             ) from error
         raise
 

@@ -101,9 +101,9 @@ def _load(spec: ModelSpec) -> LoadedModel:
     with readable_files(spec.name, spec.path):
         module, tokenizer = from_pretrained(spec, device, AutoModelForCausalLM, attn_implementation="eager")
     if not tokenizer.is_fast:
-        raise LoadError(f"{spec.name} has no fast tokenizer (tokenizer.json), which streaming needs.")
+        raise LoadError(f"{spec.name} has no fast tokenizer (tokenizer.json), which streaming requires.")
     if spec.weights == "int8" and device.type != "cpu" and (problem := int8_problem(device, module.dtype)):
-        raise LoadError(f"{spec.name} cannot have int8 weights on {device}: {problem}.")
+        raise LoadError(f"{spec.name} cannot use int8 weights on {device}: {problem}.")
     max_length = served_length(spec, module.config.get_text_config())
     with _runnable(spec.name, module):
         _prepare(spec, module, tokenizer, device, max_length)
@@ -113,7 +113,7 @@ def _load(spec: ModelSpec) -> LoadedModel:
 def check_dtype(name: str) -> None:
     """Raise LoadError for an unknown dtype."""
     if name not in DTYPES:
-        raise LoadError(f"dtype must be one of {', '.join(DTYPES)}, not {name!r}.")
+        raise LoadError(f"dtype must be one of {', '.join(DTYPES)}, got {name!r}.")
 
 
 def resolve_device(name: str) -> torch.device:
@@ -123,7 +123,7 @@ def resolve_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise LoadError(f"There is no device {name!r}; use auto, cpu, cuda or cuda:N.") from error
+        raise LoadError(f"There is no device {name!r}. Use auto, cpu, cuda or cuda:N.") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise LoadError(f"Device {name!r} does not exist: this machine has {torch.cuda.device_count()} CUDA devices.")
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
@@ -199,13 +199,13 @@ def _runnable(name: str, module: nn.Module) -> Iterator[None]:
     except NotEnoughMemoryError:
         raise
     except Exception as error:
-        # The code is that of transformers or of the model's author: an error here would occur for every request.
+        # The code belongs to transformers or the model's author: an error here would occur for every request.
         if ran_out_of_memory(error):
             raise
         reason = str(error).rstrip(".") if isinstance(error, (UnsupportedModelError, SiteError)) else told(error)
         raise UnsupportedModelError(
-            f"{name} is a {type(module).__name__}, which miLLM cannot run: {reason}. docs/models.md lists the "
-            "architectures that it runs."
+            f"{name} is a {type(module).__name__}, which is not supported: {reason}. docs/models.md lists the "
+            "supported architectures."
         ) from error
 
 

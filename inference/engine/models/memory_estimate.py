@@ -46,7 +46,7 @@ def estimate_memory(spec: ModelSpec, *, max_tokens: int, max_rows: int, kv_bytes
     tokens. Activations: those of one layer, and the logits of one step.
     """
     if spec.dtype not in DTYPES:
-        raise LoadError(f"dtype must be one of {', '.join(DTYPES)}, not {spec.dtype!r}.")
+        raise LoadError(f"dtype must be one of {', '.join(DTYPES)}, got {spec.dtype!r}.")
     with enough_memory(spec.name), readable_files(spec.name, spec.path):  # it maps files
         return _estimate(spec, max_tokens, max_rows, kv_bytes)
 

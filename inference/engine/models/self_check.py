@@ -100,7 +100,7 @@ def take_reference(
     if not np.isfinite(rounding):
         name = str(dtype).removeprefix("torch.")
         raise UnsupportedModelError(
-            f"its own forward pass gives values that are not finite in {name}; choose another dtype"
+            f"its own forward pass returns values that are not finite in {name}; choose another dtype"
         )
     return Reference(texts, exact, dtype, max(FLOORS.get(dtype, FLOORS[torch.float32]), ROUNDINGS * rounding))
 
@@ -110,7 +110,7 @@ def compare(module: nn.Module, reference: Reference) -> None:
     """Raise UnsupportedModelError if the packed forward gives other logits than the eager one."""
     began_at = time.monotonic()
     if reference.tolerance > MOST:
-        logger.warning("Rounding alone moves this model's logits by too much for a comparison with transformers.")
+        logger.warning("Rounding alone changes this model's logits too much for a comparison with transformers.")
         return
     layouts = probe_layouts(module)
     strict = reference.dtype is torch.float32
@@ -125,13 +125,11 @@ def compare(module: nn.Module, reference: Reference) -> None:
             worst = max(worst, difference)
             if not difference <= reference.tolerance:
                 raise UnsupportedModelError(
-                    f"read {how}, a text gets logits that differ from transformers' own by {difference:.1%} of their "
-                    f"spread, where rounding explains {reference.tolerance:.1%}"
+                    f"when a text is processed {how}, its logits differ from transformers' by {difference:.1%} of "
+                    f"their spread, but rounding explains only {reference.tolerance:.1%}"
                 )
     seconds = time.monotonic() - began_at
-    logger.info(
-        "Logits agree with transformers' own to %.2g of %.2g allowed (%.1f s).", worst, reference.tolerance, seconds
-    )
+    logger.info("Logits agree with transformers to %.2g of %.2g allowed (%.1f s).", worst, reference.tolerance, seconds)
 
 
 @torch.inference_mode()

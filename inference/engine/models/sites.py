@@ -61,12 +61,12 @@ def _target(module: nn.Module, site: Site) -> nn.Module:
     """Return the module whose input or output is the site. Raise SiteError with the existing sites."""
     layers = decoder_layers(module)
     if not 0 <= site.layer < len(layers):
-        raise SiteError(f"There is no {site.label}: the model has layers 0 to {len(layers) - 1}.")
+        raise SiteError(f"There is no site at {site.label}: the model has layers 0 to {len(layers) - 1}.")
     layer = layers[site.layer]
     target = _targets(layer).get(site.kind)
     if target is None:
         known = ", ".join(kind for kind in SITE_KINDS if _targets(layer).get(kind) is not None)
-        raise SiteError(f"There is no {site.label} in a {type(layer).__name__}; its sites are {known}.")
+        raise SiteError(f"There is no site at {site.label} in a {type(layer).__name__}. Available sites: {known}.")
     return target
 
 
@@ -152,7 +152,7 @@ class SiteHooks:
         if site not in self._edits:
             self._detach[site] = attach(self._module, site, partial(self._run, site))
             self._edits[site] = {}
-        assert turn not in self._edits[site], "one edit for each turn"
+        assert turn not in self._edits[site], "every edit has its own turn"
         self._edits[site] = dict(sorted([*self._edits[site].items(), (turn, edit)]))
         return partial(self._take, site, turn)
 

@@ -90,7 +90,7 @@ def _single_or_indexed(path: Path, name: str) -> list[Path]:
         return []
     parts = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     if any(Path(part).name != part for part in parts):
-        raise ValueError(f"{index.name} names files outside of its folder")
+        raise ValueError(f"{index.name} refers to files outside its folder")
     return [path / part for part in parts]
 
 
@@ -138,7 +138,7 @@ def _stored(file: Path) -> Iterator[StoredWeight]:
         places = json.loads(opened.read(length))
     for header in headers:
         if header.dtype not in TORCH_DTYPES:
-            raise ValueError(f"{header.name} in {file.name} is of the type {header.dtype}, which is not supported")
+            raise ValueError(f"{header.name} in {file.name} has the type {header.dtype}, which is not supported")
         yield StoredWeight(file, header, 8 + length + places[header.name]["data_offsets"][0])
 
 
@@ -148,7 +148,7 @@ def _fill(opened: FileIO, values: Tensor, name: str) -> None:
     while memory:
         num_read = opened.readinto(memory)
         if not num_read:
-            raise OSError(f"{name} ends before its tensors do")
+            raise OSError(f"{name} is truncated")
         memory = memory[num_read:]
 
 

@@ -38,7 +38,7 @@ class _Side:
             self.rows = torch.cat([self.rows, rows])
 
     def take(self, count: int) -> Tensor:
-        assert self.rows is not None, "asked only for what is there"
+        assert self.rows is not None, "the side has rows to take"
         taken, self.rows = self.rows[:count], self.rows[count:].clone()
         self.first += count
         return taken
@@ -67,7 +67,7 @@ class Comparisons:
     def take(self, sequence: Sequence, scores: Scores) -> list[ScoresEvent | DivergenceEvent]:
         """Add scores. Returns the events that are complete now: log-probabilities, and the divergences of the pair."""
         scoring = sequence.scoring
-        assert scoring is not None, "something was scored for it"
+        assert scoring is not None, "only scoring sequences have scores"
         scoring.take(scores)
         events: list[ScoresEvent | DivergenceEvent] = []
         if scoring.is_complete:
@@ -84,7 +84,7 @@ class Comparisons:
         (both.reference if scoring.is_reference else both.subject).add(first, rows)
         count = min(both.subject.num_rows, both.reference.num_rows)
         if count:
-            assert both.subject.first == both.reference.first, "both sides score the same places"
+            assert both.subject.first == both.reference.first, "both sides score the same tokens"
             both.kl.extend(divergences(both.subject.take(count), both.reference.take(count)))
         return both.kl
 

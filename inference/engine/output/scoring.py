@@ -50,5 +50,5 @@ class SequenceScoring:
         return range(first, max(first, min(start + num_tokens, self.end)))
 
     def take(self, scores: Scores) -> None:
-        assert scores.first == self.next_place, "places are scored in their order"
+        assert scores.first == self.next_place, "tokens are scored in order"
         self.logprobs.extend(scores.logprobs)

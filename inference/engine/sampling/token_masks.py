@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 WORD_BITS = 32
 ALL = -1  # int32 with all bits set
-TOO_COMPLEX = "The grammar became too complex for the server's limits here. Simplify it."
+TOO_COMPLEX = "The grammar became too complex for the server's limits. Simplify it."
 MAX_MASK_THREADS = 8
 
 
@@ -108,7 +108,7 @@ class GrammarMatcher:
             if not self._matcher.consume_token(token_id):
                 self._note_error()
         except BaseException:  # a Rust panic, as in fill
-            logger.exception("A grammar could not take a token.")
+            logger.exception("A token could not be added to a grammar.")
             self.error = TOO_COMPLEX
 
     def _note_error(self) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 
 SMOOTHING = 0.2
-PREFILL_GRAIN = 16  # tokens; also the least that a prompt moves on in a step
+PREFILL_GRAIN = 16  # tokens; also the minimum by which a prompt advances in a step
 EXACT_TOKENS = 16  # steps of more tokens are counted together, DRAFT_GRAIN at a time
 DRAFT_GRAIN = 8
-FRESH_STEPS = 256  # what was not seen for so long must be seen again: contexts grow, machines change
+FRESH_STEPS = 256  # measurements expire after so many steps, because contexts grow and machines change
 
 
 class PrefillBudget:
@@ -29,7 +29,7 @@ class PrefillBudget:
         self._max_tokens = max_tokens
         self._factor = max_stall_factor
         self._decode_s: float | None = None  # a step that only decodes
-        self._token_s: float | None = None  # each prompt token beside it
+        self._token_s: float | None = None  # each prompt token in addition
 
     def tokens(self, num_decoding: int, num_prompts: int) -> int:
         """Return the number of prompt tokens for the next step, in which ``num_prompts`` prompts could move on."""
@@ -76,7 +76,7 @@ class DraftBudget:
         if not self._min_gain:
             return len(chances)
         if sum(chances) < (self._min_gain - 1) * num_sequences:
-            return 0  # not even if they cost nothing
+            return 0  # not even if drafts cost nothing
         self._forget_old()
         if not chances or _size(num_sequences) not in self._seconds:
             return 0

@@ -1,6 +1,6 @@
-"""What a step's isolation must know of chunks of sequences: what an attempt changes, and how a prompt's gets smaller.
+"""Isolation of failures among the chunks of a step: how to undo an attempt, and how to shrink a chunk of a prompt.
 
-Keys and values need no undoing: the next attempt writes the same places again.
+Keys and values need no undo, because the next attempt writes the same places again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from inference.interventions import Site
 
 
 def chunk_isolation(run: Callable[[list[Chunk]], StepOutput]) -> StepIsolation[Chunk, StepOutput]:
-    """For a model that generates; ``run`` is its runner's."""
+    """Return the isolation for a generation model; ``run`` is the method of its runner."""
     return StepIsolation(run, remember=remember_chunk, shrink=shrink_chunk)
 
 
@@ -27,7 +27,7 @@ def remember_chunk(chunk: Chunk) -> Restore:
 
 
 def shrink_chunk(chunk: Chunk, code: str) -> Chunk | None:
-    """Return the chunk without its drafts, so that guesses never fail a request; or, if memory is short, half of a
+    """Return the chunk without its drafts, so that drafts never fail a request; or, if memory is short, half of a
     prompt's chunk."""
     if chunk.drafts:
         return Chunk(chunk.sequence, chunk.num_own)
@@ -38,14 +38,14 @@ def shrink_chunk(chunk: Chunk, code: str) -> Chunk | None:
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """A sequence as it was before an attempt."""
+    """The state of a sequence before an attempt."""
 
     sequence: Sequence
     num_computed: int
     steering_expected: int
     steering_applied: int
     steering_effects: dict[Site, list[float]]
-    random: Tensor | None  # the generator's state, where the attempt may draw from it
+    random: Tensor | None  # the generator's state, if the attempt may draw from it
     uniforms: tuple[float, ...]  # drawn before and not used yet
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Drafts by prompt lookup: what followed a sequence's last tokens the last time that they stood in it.
+"""Drafts by prompt lookup: the tokens that followed the last earlier occurrence of a sequence's last tokens.
 
 Yang et al. 2023, arXiv 2304.04487; known as prompt lookup or n-gram speculation.
 """
@@ -8,36 +8,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-KEPT = 0.9  # of what is known about a sequence's drafts, at each further one
+KEPT = 0.9  # weight of earlier drafts of a sequence
 FIRST_CHANCE = 0.25
-FIRST_WEIGHT = 2  # tokens that the first chance counts for
+FIRST_WEIGHT = 2  # weight of the first chance, in tokens
 
-LEARNED_AT_ONCE = 2048  # tokens: bounds what a long prompt costs a step
+LEARNED_AT_ONCE = 2048  # tokens; limits the cost of a long prompt per step
 TOKEN_BITS = 32
 
 
 class PromptLookup:
-    """The n-grams of ``shortest`` to ``longest`` tokens of one sequence that only grows.
+    """The n-grams of ``shortest`` to ``longest`` tokens of one growing sequence.
 
-    An n-gram is one number, the next one comes from it by a shift: work per token does not grow with the sequence.
+    An n-gram is one number, and the next one is computed from it by a shift, so the work per token does not grow with
+    the sequence.
     """
 
     __slots__ = ("_grams", "_num_learned", "_tail", "_tail_mask")
 
     def __init__(self, shortest: int, longest: int) -> None:
-        # Longest first: tokens, the bits that they take in a number, and the place of what follows each n-gram.
+        # Longest first: tokens, a mask of their bits, and the place of what follows each n-gram.
         self._grams: list[tuple[int, int, dict[int, int]]] = [
             (n, (1 << n * TOKEN_BITS) - 1, {}) for n in range(longest, shortest - 1, -1)
         ]
         self._tail_mask = self._grams[0][1]
-        self._num_learned = 0  # tokens whose n-grams, those that end with them, are known
-        self._tail = 0  # the last of them, as a number
+        self._num_learned = 0  # tokens whose n-grams (those that end with them) are recorded
+        self._tail = 0  # the last ones as a number
 
     def propose(self, token_ids: Sequence[int], count: int) -> tuple[int, ...]:
-        """``count`` tokens that followed the longest known end of ``token_ids`` when it stood there last, or none.
+        """Return the ``count`` tokens that followed the last earlier occurrence of the longest known suffix of
+        ``token_ids``, or none.
 
-        Where fewer than ``count`` followed so far, they repeat as a loop would. None also as long as a long prompt is
-        being learnt, which takes several calls.
+        If fewer than ``count`` tokens followed so far, they are repeated, as in a loop. None also while a long prompt
+        is being indexed, which takes several calls.
         """
         if not self._learn(token_ids):
             return ()
@@ -50,7 +52,7 @@ class PromptLookup:
         return ()
 
     def _learn(self, token_ids: Sequence[int]) -> bool:
-        """Note what follows each n-gram; True when all are known. The last one has nothing that follows yet."""
+        """Record what follows each n-gram; return True when all are recorded. Nothing follows the last n-gram yet."""
         first, last = self._num_learned, len(token_ids) - 1
         end = min(last, first + LEARNED_AT_ONCE)
         tail = self._tail
@@ -65,9 +67,9 @@ class PromptLookup:
 
 @dataclass(slots=True)
 class Drafter:
-    """One sequence's drafts, and how many of their tokens, each after a right one, proved right.
+    """The drafts of one sequence, and the share of drafted tokens that were accepted, each after an accepted one.
 
-    A draft that does not run teaches as well: the next token says whether its first one would have been right.
+    A draft that does not run also counts: the next token shows whether its first token would have been accepted.
     """
 
     lookup: PromptLookup
@@ -77,7 +79,7 @@ class Drafter:
 
     @property
     def chance(self) -> float:
-        """Of a token to be right when those before it were."""
+        """The probability that a drafted token is accepted if those before it are."""
         return (self.num_right + FIRST_WEIGHT * FIRST_CHANCE) / (self.num_tried + FIRST_WEIGHT)
 
     def note(self, num_drafted: int, num_accepted: int) -> None:
@@ -85,7 +87,7 @@ class Drafter:
         self.num_tried = KEPT * self.num_tried + num_accepted + (num_accepted < num_drafted)
 
     def note_unused(self, place: int, token: int) -> None:
-        """Record a draft token that the step does not check."""
+        """Record a drafted token that the step does not verify."""
         self._unused = (place, token)
 
     def propose(self, token_ids: Sequence[int], count: int) -> tuple[int, ...]:

@@ -16,11 +16,11 @@ from inference.engine.sampling.token_masks import GrammarMatcher, Matcher, Think
 from inference.engine.scheduling.sequence import Sequence
 from inference.text.token_bytes import TokenBytes
 
-PLAIN_SEEDS = 2**32  # that torch tells apart
+PLAIN_SEEDS = 2**32  # seeds that torch distinguishes
 _WORDS = 624  # of 32 bits: the Mersenne Twister's state
 _BEFORE_WORDS = 24  # bytes of torch's form of it: the seed, how many words are left, whether it is seeded, the next one
 _LEFT = slice(8, 12)
-MAX_COMPARED_BYTES = 256 << 20  # distributions that one side of a pair may have to keep
+MAX_COMPARED_BYTES = 256 << 20  # of distributions that one side of a pair may have to store
 
 
 class RequestIntake:
@@ -51,9 +51,12 @@ class RequestIntake:
         if not ids:
             return "invalid_prompt", "The prompt has no tokens."
         if min(ids) < 0 or max(ids) >= self._loaded.vocab_size:
-            return "invalid_prompt", f"Token ids must be 0 to {self._loaded.vocab_size - 1}."
+            return "invalid_prompt", f"Token ids must be between 0 and {self._loaded.vocab_size - 1}."
         if len(ids) + min(request.sampling.max_tokens, 1) > self._max_seq_len:
-            return "context_length_exceeded", f"The prompt has {len(ids)} tokens, the model takes {self._max_seq_len}."
+            return (
+                "context_length_exceeded",
+                f"The prompt has {len(ids)} tokens, but the model accepts at most {self._max_seq_len}.",
+            )
         if request.scoring is not None and (problem := self._scoring_problem(request, request.scoring)):
             return problem
         num_tokens = min(len(ids) + len(request.continuation) + request.sampling.max_tokens, self._max_seq_len)
@@ -65,16 +68,25 @@ class RequestIntake:
     def _scoring_problem(self, request: GenerationRequest, scoring: Scoring) -> tuple[str, str] | None:
         ids, num_prompt = scoring.token_ids, len(request.prompt_token_ids)
         if not ids or request.sampling.max_tokens:
-            return "invalid_scoring", "Scoring takes a continuation of at least one token, and generates none."
+            return (
+                "invalid_scoring",
+                "A scoring request must have a continuation of at least one token, and must not generate any.",
+            )
         if min(ids) < 0 or max(ids) >= self._loaded.vocab_size:
-            return "invalid_scoring", f"Token ids must be 0 to {self._loaded.vocab_size - 1}."
+            return "invalid_scoring", f"Token ids must be between 0 and {self._loaded.vocab_size - 1}."
         if num_prompt + len(ids) > self._max_seq_len:
-            text = f"Prompt and continuation have {num_prompt + len(ids)} tokens, the model takes {self._max_seq_len}."
+            text = (
+                f"Prompt and continuation have {num_prompt + len(ids)} tokens, but the model accepts at most "
+                f"{self._max_seq_len}."
+            )
             return "context_length_exceeded", text
         size = 4 * len(ids) * self._loaded.vocab_size
         if scoring.pair and size > self._max_compared_bytes:
             most = self._max_compared_bytes // (4 * self._loaded.vocab_size)
-            return "scoring_too_large", f"{len(ids)} tokens are too many to compare; this model takes {most} at once."
+            return (
+                "scoring_too_large",
+                f"The continuation has {len(ids)} tokens; this model can compare at most {most} at once.",
+            )
         return None
 
     def build_sequence(self, request: GenerationRequest, sink: object, submitted_at: float) -> Sequence:
@@ -115,7 +127,7 @@ class RequestIntake:
     def _matcher(self, params: SamplingParams) -> Matcher | None:
         grammar = None
         if params.grammar is not None:
-            assert self._loaded.grammars is not None, "a model that generates has them"
+            assert self._loaded.grammars is not None, "every generation model has a grammar compiler"
             grammar = GrammarMatcher(self._loaded.grammars.template(params.grammar))
         return grammar if params.thinking is None else ThinkingMatcher(params.thinking, grammar)
 
@@ -130,7 +142,7 @@ def seeded_generator(seed: int, choice: int) -> torch.Generator:
     """Return the generator of one choice of a request, determined by the request's seed and the choice's index.
 
     torch seeds its CPU generator with 32 bits, so a sum or hash of seed and choice would give some choices the numbers
-    of other seeds. Only the first choice of a small seed uses torch's own seeding; all others get a whole state.
+    of other seeds. Only the first choice of a small seed uses torch's own seeding; all others set the whole state.
     """
     if choice == 0 and 0 <= seed < PLAIN_SEEDS:
         return torch.Generator().manual_seed(seed)
@@ -143,10 +155,9 @@ def derived_generator(seed: int, choice: int) -> torch.Generator:
     generator = torch.Generator().manual_seed(0)
     state = generator.get_state()
     words = np.frombuffer(digest, "<u4").astype(np.uint64)
-    words[0] |= np.uint64(2**31)  # the only state that the generator never leaves is all zeros
+    words[0] |= np.uint64(2**31)  # an all-zero state would never change
     state[_BEFORE_WORDS : _BEFORE_WORDS + 8 * _WORDS] = torch.from_numpy(words.view(np.uint8))
-    state[_LEFT] = torch.from_numpy(
-        np.array([1], np.int32).view(np.uint8)
-    )  # none: mix the words before the first number
+    # No words are left, so torch mixes them before the first number.
+    state[_LEFT] = torch.from_numpy(np.array([1], np.int32).view(np.uint8))
     generator.set_state(state)
     return generator

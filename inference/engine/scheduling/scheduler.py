@@ -1,13 +1,14 @@
 """Choose the sequences of the next step. Independent of tensors.
 
-All decoding sequences run in each step, one token each. Prompts share a budget of tokens a step, so decoding never
-waits for more than one chunk however long a prompt is. Within a priority the prompt with the fewest tokens left goes
-first, and the one that waits longest always gets a share, so a long prompt neither blocks short ones nor is starved by
-them. When memory runs short the latest sequence is preempted: its cache is released, it waits again and is
-recomputed. The policies differ in when they admit (:mod:`inference.engine.scheduling.admission`).
+All decoding sequences run in each step, one token each. Prompts share a budget of tokens per step, so decoding never
+waits for more than one chunk, however long a prompt is. Within a priority, the prompt with the fewest remaining tokens
+goes first, and the one that has waited longest always gets a share, so a long prompt neither blocks short ones nor is
+starved by them. When memory runs short, the latest sequence is preempted: its cache is released, it waits again and is
+recomputed.
 
-A step either runs something, or fails a sequence that cannot run (:class:`SequenceFault`), or waits on purpose for a
-static batch to fill: no sequence waits forever.
+The batching modes differ in when they admit sequences (:mod:`inference.engine.scheduling.admission`). A step either
+runs something, or fails a sequence that cannot run (:class:`SequenceFault`), or waits for a static batch to fill: no
+sequence waits forever.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ from inference.engine.scheduling.sequence import Sequence, SequenceFault, Sequen
 from inference.engine.scheduling.speculation import DraftCounts, Speculation
 from inference.engine.scheduling.step_isolation import OUT_OF_MEMORY, SERVER_ERROR
 
-OLDEST_SHARE = 4  # the prompt that waits longest gets at least one in so many tokens of the budget
+OLDEST_SHARE = 4  # the prompt that has waited longest gets at least one in this many tokens of the budget
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """``num_tokens`` tokens of a sequence, from its first one not computed yet. Samples when none are left.
+    """The next ``num_tokens`` tokens of a sequence that are not computed yet. If none remain after them, the chunk
+    samples.
 
-    The last ones may be ``drafts``, which follow the sequence's own and are guesses.
+    The last ones may be ``drafts``, which follow the sequence's own tokens.
     """
 
     sequence: Sequence
@@ -50,12 +52,12 @@ class Chunk:
 
     @property
     def num_sampled(self) -> int:
-        """Places at which a token is chosen."""
+        """The number of places at which a token is sampled."""
         return 1 + len(self.drafts) if self.samples else 0
 
 
 class Scheduler:
-    """The queue and the running batch. ``schedule`` is called once a step, ``remove`` when a sequence ended."""
+    """The queue and the running batch. ``schedule`` is called once per step, ``remove`` when a sequence has ended."""
 
     def __init__(self, config: EngineConfig, cache: CachePolicy, admission: Admission) -> None:
         self._max_running = config.max_batch_size
@@ -75,14 +77,14 @@ class Scheduler:
         insort(self._waiting, sequence, key=self._rank)
 
     def limit_growth(self, growth: Growth) -> None:
-        """Set which sequences may take memory that was never written; the others share what is in use."""
+        """Set which sequences may use memory that was never written; the others share the used memory."""
         self._growth = growth
         self._cache.hold_growth(held=growth is not Growth.FREE)
 
     def schedule(self) -> list[Chunk]:
-        """Return the next step's chunks, single tokens first; none only when nothing may run yet.
+        """Return the next step's chunks, single tokens first; empty only if nothing may run yet.
 
-        Raise SequenceFault for a sequence that cannot be scheduled. The others can be scheduled again without it.
+        Raise SequenceFault for a sequence that cannot be scheduled. The others can then be scheduled without it.
         """
         before = self.num_preemptions
         singles = self._decode_chunks()
@@ -90,7 +92,7 @@ class Scheduler:
         num_deferred = self._admit() if self.num_preemptions == before else 0
         num_behind = num_deferred + len(self._prefilling())
         prompts = self._prompt_chunks(self._budget.tokens(len(singles), num_behind))
-        # What was preempted for the sake of a later chunk does not run in this step.
+        # Sequences that were preempted for a later chunk do not run in this step.
         chunks = [chunk for chunk in singles + prompts if chunk.sequence.slot >= 0]
         if self._running and not chunks:
             raise SequenceFault(self._running[0], SERVER_ERROR, "The request could not be scheduled.")
@@ -170,7 +172,7 @@ class Scheduler:
         return [s for s in self._running if s.state is SequenceState.PREFILL]
 
     def _with_drafts(self, chunks: list[Chunk], speculation: Speculation) -> list[Chunk]:
-        """Add drafts to the decoding sequences where that needs no preemption."""
+        """Add drafts to decoding sequences if that needs no preemption."""
         drafts = speculation.drafts([chunk.sequence for chunk in chunks], self._max_drafts)
         return [
             Chunk(chunk.sequence, 1 + len(draft), draft)
@@ -180,9 +182,10 @@ class Scheduler:
         ]
 
     def _prompt_chunks(self, budget: int) -> list[Chunk]:
-        """Share the budget among running prompts: fewest tokens left first, a part of it for the oldest.
+        """Share the budget among running prompts: those with the fewest remaining tokens first, and a part for the
+        oldest.
 
-        Logits of whole prompts take much memory, so those that are read share READ_PLACES places of a step.
+        Logits of whole prompts need much memory, so prompts with log-probabilities share READ_PLACES places of a step.
         """
         prefilling = self._prefilling()
         if not prefilling:
@@ -204,10 +207,9 @@ class Scheduler:
         return is_background, priority, sequence.num_pending_tokens, submitted_at, index
 
     def _admit(self) -> int:
-        """Begin sequences from the queue as far as places and memory go.
+        """Start sequences from the queue while rows and memory are available, and return their number.
 
-        Those whose beginning a running prompt computes just now are deferred until they can take it over. Return
-        their number.
+        A sequence whose prefix a running prompt is computing is deferred until it can reuse that prefix.
         """
         candidates = list(self._admission.candidates(self._waiting, self._running, self._max_running))
         if not candidates:
@@ -226,23 +228,24 @@ class Scheduler:
         return num_deferred
 
     def _keys_to_compute(self, sequence: Sequence) -> list[bytes]:
-        """Keys of the full blocks that its prompt still completes."""
+        """Return the keys of the full blocks that its prompt has yet to compute."""
         if not self._shares_prefixes:
             return []
         keys = sequence.prefix_keys.upto(sequence.token_ids, sequence.num_tokens // PREFIX_BLOCK)
         return [key for key in keys[sequence.num_computed // PREFIX_BLOCK :] if key is not None]
 
     def _keys_to_take_over(self, sequence: Sequence) -> list[bytes]:
-        """Keys of the blocks that it need not compute where another one has."""
+        """Return the keys of the blocks that it can reuse from other sequences."""
         if not self._shares_prefixes:
             return []
         keys = sequence.prefix_keys.upto(sequence.token_ids, sequence.num_reusable // PREFIX_BLOCK)
         return [key for key in keys if key is not None]
 
     def _begin(self, sequence: Sequence) -> bool:
-        """Admit, if beside the prompt each running prompt can be computed and each running sequence grow by a block.
+        """Admit a sequence if, beside its prompt, each running prompt can be computed and each running sequence can
+        grow by a block.
 
-        While nothing else runs there will never be more memory, so a sequence that cannot begin then fails.
+        While nothing else runs, no more memory can become available, so a sequence that cannot start then fails.
         """
         headroom = PREFIX_BLOCK * len(self._running) + sum(running.num_pending_tokens for running in self._prefilling())
         if not self._cache.begin(sequence, headroom):
@@ -293,7 +296,5 @@ class Scheduler:
 
 
 def _too_large(sequence: Sequence) -> SequenceFault:
-    text = (
-        f"The keys and values of {sequence.num_tokens} tokens do not fit into the memory that this model has for them."
-    )
+    text = f"The KV cache of this model is too small for {sequence.num_tokens} tokens."
     return SequenceFault(sequence, OUT_OF_MEMORY, text)

@@ -1,4 +1,4 @@
-"""One sequence from arrival to its terminal event."""
+"""One sequence, from its arrival to its terminal event."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SequenceState(Enum):
 
 @dataclass(eq=False)
 class Sequence:
-    """A request inside the engine, from arrival to its terminal event. Owned by the engine thread."""
+    """A request inside the engine, from its arrival to its terminal event. Owned by the engine thread."""
 
     request: GenerationRequest
     sink: object
@@ -54,17 +54,17 @@ class Sequence:
     num_preemptions: int = 0
     slot: int = -1  # the row in the cache's tables while it runs
     rows: SteeringRows | None = None
-    segments: SequenceSegments | None = None  # kept only where steering tells them apart
+    segments: SequenceSegments | None = None  # only if steering depends on segments
     capture: SequenceCapture | None = None
     scoring: SequenceScoring | None = None
     steering_expected: int = 0
     steering_applied: int = 0
     steering_effects: dict[Site, list[float]] = field(default_factory=dict)  # tokens, those changed, sum of changes
-    has_prompt_logprobs: bool = False  # they were all sent
-    history: TokenHistory | None = None  # kept only for penalties
+    has_prompt_logprobs: bool = False  # all of them were sent
+    history: TokenHistory | None = None  # only for penalties
     uniforms: list[float] = field(default_factory=list)  # drawn from the generator, not used yet; the last is next
-    drafts: tuple[int, ...] = ()  # tokens that the step checks: a guess of how it goes on
-    drafter: Drafter | None = None  # made when speculation first looks at it
+    drafts: tuple[int, ...] = ()  # tokens that the next step verifies
+    drafter: Drafter | None = None  # created when speculation first uses the sequence
     first_run_at: float | None = None
     first_token_at: float | None = None
 
@@ -92,7 +92,7 @@ class Sequence:
 
     @property
     def num_pending_tokens(self) -> int:
-        """Tokens to compute before the next one can be sampled."""
+        """The number of tokens to compute before the next one can be sampled."""
         return len(self.token_ids) - self.num_computed
 
     @property
@@ -102,10 +102,10 @@ class Sequence:
 
     @property
     def num_reusable(self) -> int:
-        """Leading tokens that need not be computed if the cache has them."""
+        """The number of leading tokens that can come from the cache."""
         if self._needs_prompt_logprobs:
             return 0
-        last = self.num_tokens - 1  # it is run in any case, as the next one is sampled there
+        last = self.num_tokens - 1  # it always runs, because the next token is sampled there
         if self.scoring is not None:
             last = min(last, self.scoring.next_place)
         return last if self.capture is None else self.capture.next_place(last)
@@ -118,7 +118,7 @@ class Sequence:
 
     @property
     def reads_places(self) -> bool:
-        """Whether logits of other positions than the last one are needed."""
+        """Whether logits of positions other than the last one are needed."""
         return self.computes_prompt_logprobs or self.scoring is not None
 
     def most_tokens(self, num_places: int) -> int:
@@ -175,8 +175,8 @@ class Sequence:
         )
 
     def note_effects(self, sites: tuple[Site, ...], sums: list[list[float]]) -> None:
-        """Add the effects of steering on further tokens: per site the number of tokens, of changed ones, and the sum of
-        changes."""
+        """Add the effects of steering on further tokens: per site the number of tokens, of changed tokens, and the sum
+        of changes."""
         for site, (num_tokens, num_changed, change) in zip(sites, sums, strict=True):
             if num_tokens:
                 total = self.steering_effects.setdefault(site, [0.0, 0.0, 0.0])
@@ -186,8 +186,7 @@ class Sequence:
 
 
 def _num_prompt_program(request: GenerationRequest) -> int:
-    """Return how many tokens the prompt's program steers: all, or all but the last one if that has a program of its
-    own."""
+    """Return how many tokens the prompt's program steers: all, or all but the last one if that has its own program."""
     tells_last = request.intervention is not None and request.intervention.depends_on_last_prompt_token
     return len(request.prompt_token_ids) - tells_last
 
@@ -203,7 +202,7 @@ def _programs(request: GenerationRequest) -> Programs:
 
 
 class SequenceFault(Exception):
-    """A sequence cannot go on. ``code`` and the message are what its client sees."""
+    """A sequence cannot continue. ``code`` and the message are shown to its client."""
 
     def __init__(self, sequence: Sequence, code: str, message: str) -> None:
         super().__init__(message)
@@ -212,9 +211,10 @@ class SequenceFault(Exception):
 
 
 class blaming:
-    """Turn exceptions in the block into a SequenceFault of the sequence, except a lost device, which concerns all.
+    """Turn exceptions in the block into a SequenceFault of the sequence, except a lost device, which affects all
+    sequences.
 
-    A class, because every sequence enters several of these blocks in each step and a generator takes three times as
+    A class, because every sequence enters several of these blocks in each step, and a generator needs three times as
     many calls.
     """
 

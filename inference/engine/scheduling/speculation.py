@@ -1,4 +1,4 @@
-"""Which drafted tokens a step checks beside the next token of each sequence."""
+"""Choose the drafted tokens that a step verifies beside the next token of each sequence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inference.engine.scheduling.sequence import Sequence, blaming
 
 @dataclass(slots=True)
 class DraftCounts:
-    """Since the start: drafts that ran, their tokens, and those of them that proved right."""
+    """Counts since the start: drafts that ran, their tokens, and their accepted tokens."""
 
     drafts: int = 0
     tokens: int = 0
@@ -22,7 +22,7 @@ class DraftCounts:
 
 @dataclass(slots=True)
 class Speculation:
-    """Proposes drafts, and learns from what became of them."""
+    """Proposes drafts, and learns from their acceptance."""
 
     config: EngineConfig
     counts: DraftCounts = field(default_factory=DraftCounts)
@@ -32,7 +32,7 @@ class Speculation:
         self._budget = DraftBudget(self.config.min_speculative_gain)
 
     def drafts(self, sequences: Many[Sequence], room: int) -> list[tuple[int, ...]]:
-        """For each sequence, which decodes, the tokens to check after its last one; at most ``room`` in all."""
+        """Return the tokens to verify after the last one of each decoding sequence; at most ``room`` in total."""
         proposed = [self._proposal_or_fault(sequence) for sequence in sequences]
         if not any(proposed):
             return proposed
@@ -66,7 +66,8 @@ class Speculation:
             return self._proposal(sequence)
 
     def _proposal(self, sequence: Sequence) -> tuple[int, ...]:
-        """Tokens that may all be right: none that ends the sequence, nor any after its end."""
+        """Return drafted tokens that may all be accepted: without tokens that end the sequence, and within its maximum
+        length."""
         room = sequence.max_tokens - sequence.num_generated - 1
         if room < 1 or not sequence.allows_drafts:
             return ()
@@ -80,5 +81,5 @@ class Speculation:
 
 
 def _drafter(sequence: Sequence) -> Drafter:
-    assert sequence.drafter is not None, "who has drafts has a drafter"
+    assert sequence.drafter is not None, "a sequence with drafts has a drafter"
     return sequence.drafter

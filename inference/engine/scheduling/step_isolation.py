@@ -1,7 +1,8 @@
 """Run a step so that an item that raises or runs out of memory fails alone.
 
-An attempt that raises is undone and its items are run again in halves, down to the guilty ones: about ``2 log2 n``
-attempts for one guilty item of n. Out of memory also makes a lone item smaller, where possible, before it fails.
+An attempt that raises is undone and its items are run again in halves, until the cause is isolated: about ``2 log2 n``
+attempts for one failing item of n. If memory runs out, a single item is also made smaller, if possible, before it
+fails.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ Restore = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Failure(Generic[P]):
-    """An item that cannot be run; ``code`` and ``message`` are what its client sees."""
+    """An item that cannot run; ``code`` and ``message`` are shown to its client."""
 
     item: P
     code: str
@@ -50,7 +51,7 @@ class Failure(Generic[P]):
 
 @dataclass(frozen=True, slots=True)
 class StepResult(Generic[P, R]):
-    """Attempts that went well, items that ran together with their output, and the items that failed.
+    """Successful attempts (items that ran together, with their output), and the failed items.
 
     An item that ran may be smaller than requested.
     """
@@ -64,16 +65,16 @@ class StepResult(Generic[P, R]):
 
 
 def nothing_to_restore(_: object) -> Restore:
-    """For items that an attempt does not change."""
+    """Return an undo function for items that an attempt does not change: it does nothing."""
     return lambda: None
 
 
 def cannot_shrink(_: object, __: str) -> None:
-    """For items that cannot be split."""
+    """Return None: the item cannot be split."""
 
 
 class StepIsolation(Generic[P, R]):
-    """``run`` makes one forward pass over some items.
+    """Runs items by ``run``, one forward pass over some of them.
 
     ``remember`` is called before each attempt and returns a function that restores an item. ``shrink`` makes a single
     failed item smaller, or returns None. ``free_memory`` is called after an attempt that ran out of memory.
@@ -128,7 +129,7 @@ class StepIsolation(Generic[P, R]):
         except Exception as error:
             # An error of a model or a hook concerns only the requests of this attempt.
             code = OUT_OF_MEMORY if is_out_of_memory(error) else SERVER_ERROR
-            logger.exception("An attempt at a step of %d sequences failed (%s).", len(items), code)
+            logger.exception("A step of %d sequences failed (%s); isolating the cause.", len(items), code)
             return code
         return ""
 

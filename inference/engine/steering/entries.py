@@ -105,7 +105,7 @@ def _check_finite(drafts: Sequence[_Draft], read: Tensor, write: Tensor, numbers
     is_valid = read.isfinite().all(1) & write.isfinite().all(1) & finite.isfinite().all(1) & ~numbers.isnan().any(1)
     if not bool(is_valid.all()):
         draft = drafts[int((~is_valid).nonzero()[0])]
-        raise SiteError(f"The weights or numbers of feature {draft.feature} ({draft.reader.key}) are not all finite.")
+        raise SiteError(f"The weights or constants of feature {draft.feature} ({draft.reader.key}) are not all finite.")
 
 
 def _draft_rule(reader: FeatureReader, rule: FeatureRule, drafts: list[_Draft], norm_limit: float) -> None:
@@ -128,7 +128,7 @@ def _draft_rule(reader: FeatureReader, rule: FeatureRule, drafts: list[_Draft], 
 
 def _draft(reader: FeatureReader, feature: int, place: int) -> _Draft:
     if not 0 <= feature < reader.d_sae:
-        raise SiteError(f"There is no feature {feature}: the SAE has 0 to {reader.d_sae - 1}.")
+        raise SiteError(f"Feature {feature} does not exist: the SAE has features 0 to {reader.d_sae - 1}.")
     return _Draft(reader, feature, gate=place)
 
 

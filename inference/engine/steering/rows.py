@@ -1,4 +1,4 @@
-"""Which edits of an intervention act on which tokens, and which row of the steering tables each token uses.
+"""Which edits of an intervention apply to which tokens, and which row of the steering tables each token uses.
 
 A *program* is a set of edits that act together on a token; each program has one row in the tables.
 """
@@ -73,7 +73,7 @@ class SteeringRows:
 
 @dataclass(frozen=True, slots=True)
 class PlacePrograms:
-    """The programs of the tokens of a zone or one segment; see :class:`PlaceRows`. Empty if nothing acts."""
+    """The programs of the tokens of a zone or one segment; see :class:`PlaceRows`. Empty if nothing applies."""
 
     starts: tuple[int, ...]
     segment_starts: tuple[int, ...]

@@ -135,28 +135,28 @@ class SteeringTable:
     def begin_static(self, row_of_token: Tensor) -> None:
         """Let the hooks read their rows from a tensor, without synchronising with the device.
 
-        ``[tokens]`` int64 on the device. Until :meth:`end_static`, and nothing where no token of the step is steered.
+        ``[tokens]`` int64 on the device, until :meth:`end_static`. A no-op if no token of the step is steered.
         """
-        assert self._step is not None, "a step is running"
+        assert self._step is not None, "a step is in progress"
         if self._step.plan is not None:
             self._step.static_rows, self._ran_static = row_of_token, []
 
     def end_static(self) -> None:
         """Run the rest of the step with its own rows."""
-        assert self._step is not None, "a step is running"
+        assert self._step is not None, "a step is in progress"
         self._step.static_rows = None
 
     def replayed(self) -> None:
         """Record the effects of a replayed CUDA graph: the hooks acted at the sites where they acted during the
         capture."""
-        assert self._step is not None, "a step is running"
+        assert self._step is not None, "a step is in progress"
         assert self._step.plan is not None, "the step is steered"
         num_tokens = len(self._step.plan.row_of_token)
         self._step.ran = list(self._ran_static)
         self._step.changes = [self._sites[site].static_changes[:num_tokens] for site in self._ran_static]
 
     def _plan_of(self, row_of_token: list[int]) -> SteeringPlan | None:
-        """None where no token is steered."""
+        """Return the plan of a step; None if no token is steered."""
         if not any(row_of_token):
             return None
         if self._plan is None or self._plan.row_of_token != row_of_token:
@@ -251,7 +251,7 @@ class SteeringTable:
         given = [edit.vector.shape[0]] if isinstance(edit, VectorEdit) else [r.d_in for r in edit.readers]
         wrong = next((size for size in given if size != width), None)
         if wrong is not None:
-            raise SiteError(f"The edit is {wrong} wide, but the model is {width} wide at {edit.site.label}.")
+            raise SiteError(f"The edit has {wrong} values, but the model has {width} at {edit.site.label}.")
 
     # Idle interventions
 

@@ -1,4 +1,4 @@
-"""``manage.py add_model NAME SOURCE``: register a model, downloading it from the Hub if need be."""
+"""``manage.py add_model NAME SOURCE``: register a model, downloading it from the Hub if necessary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``manage.py list_models``: what is registered, and what is loaded."""
+"""``manage.py list_models``: list the registered models and their states."""
 
 from __future__ import annotations
 

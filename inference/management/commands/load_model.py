@@ -1,4 +1,4 @@
-"""``manage.py load_model NAME``: the running server loads a model."""
+"""``manage.py load_model NAME``: have the running server load a model."""
 
 from __future__ import annotations
 

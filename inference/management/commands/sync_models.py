@@ -1,4 +1,4 @@
-"""``manage.py sync_models FILE.toml``: register and update the models that a file declares."""
+"""``manage.py sync_models FILE.toml``: register or update the models declared in a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``manage.py sync_roles``: the groups and their permissions, as after every ``migrate``."""
+"""``manage.py sync_roles``: create the groups and add their permissions, as every ``migrate`` does."""
 
 from __future__ import annotations
 

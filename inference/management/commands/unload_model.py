@@ -1,4 +1,4 @@
-"""``manage.py unload_model NAME``: the running server unloads a model."""
+"""``manage.py unload_model NAME``: have the running server unload a model."""
 
 from __future__ import annotations
 

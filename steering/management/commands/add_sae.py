@@ -1,4 +1,4 @@
-"""``manage.py add_sae NAME SOURCE --model M``: register an SAE, downloading it from the Hub if need be."""
+"""``manage.py add_sae NAME SOURCE --model M``: register an SAE, downloading it from the Hub if necessary."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from steering.sae_registry.registration import (
 
 class Command(MillmCommand):
     help = (
-        "Register an SAE from a local directory or the Hugging Face Hub. Hub SAEs are downloaded (gated "
-        "ones need HF_TOKEN). Its configuration is first checked against the model's."
+        "Register an SAE from a local directory or the Hugging Face Hub. Hub SAEs are downloaded (gated ones need "
+        "HF_TOKEN). Its configuration is checked against the model before the weights are downloaded."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -43,14 +43,16 @@ class Command(MillmCommand):
         parser.add_argument("--site", choices=SITE_KINDS, help="overrides the SAE's configuration")
         parser.add_argument("--labels", type=Path, help="JSON, JSONL or CSV, as for import_labels")
         parser.add_argument("--health", type=Path, help="JSON object with l0, fvu and mean_resid_norm")
-        parser.add_argument("--measure", action="store_true", help="queue a job that measures it")
-        parser.add_argument("--preview", action="store_true", help="only show what it is and whether it fits")
+        parser.add_argument("--measure", action="store_true", help="queue a job that measures the SAE")
+        parser.add_argument(
+            "--preview", action="store_true", help="only show the SAE's configuration and whether it fits the model"
+        )
         parser.add_argument("--list", action="store_true", help="only list the SAEs of the source")
 
     def handle(self, **options: Any) -> None:
         model = LanguageModel.objects.filter(name=options["model"]).first()
         if model is None:
-            raise CommandError(f"There is no model {options['model']}; register it with add_model first.")
+            raise CommandError(f"The model {options['model']} does not exist; register it with add_model first.")
         options["source"] = source_at_shell(options["source"])
         try:
             if options["list"]:

@@ -27,7 +27,7 @@ class Command(MillmCommand):
     def handle(self, **options: Any) -> None:
         model = LanguageModel.objects.filter(name=options["model"]).first()
         if model is None:
-            raise CommandError(f"There is no model {options['model']}; register it with add_model first.")
+            raise CommandError(f"The model {options['model']} does not exist; register it with add_model first.")
         path: Path = options["file"]
         try:
             found = read_vector_file(path, layer=options["layer"])

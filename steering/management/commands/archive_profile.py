@@ -1,4 +1,4 @@
-"""``manage.py archive_profile NAME``: take a profile out of use, or back."""
+"""``manage.py archive_profile NAME``: archive or unarchive a profile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from steering.profiles import lifecycle
 
 
 class Command(MillmCommand):
-    help = "Archive a steering profile. Requests that name it are refused; its versions stay."
+    help = "Archive a steering profile. Requests that name it are rejected; its versions are kept."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("name", help="the profile")

@@ -32,9 +32,9 @@ class Command(MillmCommand):
     def handle(self, **options: Any) -> None:
         sae = SAE.objects.filter(name=options["name"]).select_related("model").first()
         if sae is None:
-            raise CommandError(f"There is no SAE {options['name']}; register it with add_sae first.")
+            raise CommandError(f"The SAE {options['name']} does not exist; register it with add_sae first.")
         if not 1 <= options["tokens"] <= MAX_TOKENS:
-            raise CommandError(f"--tokens must lie between 1 and {MAX_TOKENS}, not {options['tokens']}.")
+            raise CommandError(f"--tokens must be between 1 and {MAX_TOKENS}, got {options['tokens']}.")
         params = MeasureParams(read_corpus(options["corpus"]), options["tokens"], replaces_imports=options["replace"])
         with open_standalone(sae.model) as model:
             sae = check_sae(sae=sae, reader=model, params=params, progress=self._show)

@@ -1,4 +1,4 @@
-"""``manage.py evaluate_profile ACT NAME@NUMBER``: enqueue an evaluation, and wait for its report."""
+"""``manage.py evaluate_profile KIND NAME@NUMBER``: enqueue an evaluation, and wait for its report."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ class Command(MillmCommand):
         output = options["output"]
         if output is not None and output.suffix not in WRITERS:
             raise CommandError(
-                f"A report can be written as {', '.join(WRITERS)}, not {output.suffix or output.name!r}."
+                f"The report's file must end with {', '.join(WRITERS)}, got {output.suffix or output.name!r}."
             )
         job = create_evaluation(params=_params(options))
-        self.stdout.write(f"{job.pk} “{job}” is queued.")
+        self.stdout.write(f'Queued job {job.pk} ("{job}").')
         if not options["no_wait"]:
             self._report(wait_for_end(job, self.stdout.write), options)
 
@@ -103,7 +103,7 @@ def _target(text: str) -> float:
         return TARGETS[text]
     values = read_numbers(text)
     if len(values) != 1:
-        raise EvaluationError(f"The target is one number, or one of {', '.join(TARGETS)}; not {text!r}.")
+        raise EvaluationError(f"The target must be a number or one of {', '.join(TARGETS)}, got {text!r}.")
     return values[0]
 
 
@@ -112,5 +112,5 @@ def _version(reference: str, model: str) -> int:
     rows = ProfileVersion.objects.filter(profile__name=name, profile__model__name=model)
     row = rows.filter(number=int(number)).first() if number.isdecimal() and len(number) < 10 else None
     if row is None:
-        raise EvaluationError(f"The model {model} has no version {reference}; name it as name@number.")
+        raise EvaluationError(f"The model {model} has no version {reference}; use name@number.")
     return row.pk

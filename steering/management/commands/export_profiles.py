@@ -1,4 +1,4 @@
-"""``manage.py export_profiles FOLDER --model M``: the newest version of every profile, a file each."""
+"""``manage.py export_profiles FOLDER --model M``: write the latest version of every profile, one file each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Command(BaseCommand):
 
     def handle(self, *, folder: Path, model: str, archived: bool, **options: Any) -> None:
         if not LanguageModel.objects.filter(name=model).exists():
-            raise CommandError(f"There is no model {model}.")
+            raise CommandError(f"The model {model} does not exist.")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if any(folder.iterdir()):
@@ -38,7 +38,7 @@ class Command(BaseCommand):
 
 
 def newest_versions(model: str, *, archived: bool) -> list[ProfileVersion]:
-    """Return the newest version of each published profile."""
+    """Return the latest version of each published profile."""
     versions = ProfileVersion.objects.filter(profile__model__name=model).select_related("profile__model")
     if not archived:
         versions = versions.filter(profile__archived_at=None)

@@ -1,4 +1,5 @@
-"""``manage.py extract_vectors NAME PAIRS --model M --layer N``: queue a job that finds vectors in pairs of prompts."""
+"""``manage.py extract_vectors NAME PAIRS --model M --layer N``: queue a job that computes vectors from pairs of
+prompts."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class Command(MillmCommand):
     def handle(self, **options: Any) -> None:
         model = LanguageModel.objects.filter(name=options["model"]).first()
         if model is None:
-            raise CommandError(f"There is no model {options['model']}; register it with add_model first.")
+            raise CommandError(f"The model {options['model']} does not exist; register it with add_model first.")
         path: Path = options["pairs"]
         if not path.is_file():
             raise CommandError(f"{path} is not a file.")
@@ -51,4 +52,4 @@ class Command(MillmCommand):
             job = request_extraction(params=params)
         except OSError as error:
             raise CommandError(str(error)) from error
-        self.stdout.write(self.style.SUCCESS(f"Queued the job {job.pk}; the vectors will be called {params.name}."))
+        self.stdout.write(self.style.SUCCESS(f"Queued job {job.pk}, which will create the vectors {params.name}."))

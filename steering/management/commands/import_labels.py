@@ -1,4 +1,4 @@
-"""``manage.py import_labels SAE FILE``: labels, statistics and examples of an SAE's features."""
+"""``manage.py import_labels SAE FILE``: import labels, statistics and examples of an SAE's features."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Command(MillmCommand):
     def handle(self, **options: Any) -> None:
         sae = SAE.objects.filter(name=options["sae"]).first()
         if sae is None:
-            raise CommandError(f"There is no SAE {options['sae']}; register it with add_sae first.")
+            raise CommandError(f"The SAE {options['sae']} does not exist; register it with add_sae first.")
         try:
             found = read_label_file(options["file"], sae.d_sae)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""``manage.py import_profile FILE --model M``: drafts from a file, of our own format or another tool's."""
+"""``manage.py import_profile FILE --model M``: import drafts from a file, in our own format or another tool's."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Command(MillmCommand):
 def _import_options(options: dict[str, Any]) -> ImportOptions:
     model = LanguageModel.objects.filter(name=options["model"]).first()
     if model is None:
-        raise CommandError(f"There is no model {options['model']}; register it with add_model first.")
+        raise CommandError(f"The model {options['model']} does not exist; register it with add_model first.")
     sae = SAE.objects.filter(name=options["sae"], model=model).first() if options["sae"] else None
     if options["sae"] and sae is None:
         raise CommandError(f"The model {model} has no SAE {options['sae']}; register it with add_sae first.")
@@ -68,7 +68,7 @@ def _import_options(options: dict[str, Any]) -> ImportOptions:
 
 
 def _bytes(path: Path) -> bytes:
-    """No more than what is read of a file; a pipe or a device is none."""
+    """Read a regular file up to the size limit of imports."""
     if not path.is_file():
         raise CommandError(f"{path} is not a file.")
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""``manage.py install_demo``: the demo's model, SAE and profiles, as the project ships them."""
+"""``manage.py install_demo``: install the included model, SAE and profiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``manage.py list_profiles``: the profiles, and their newest versions."""
+"""``manage.py list_profiles``: list the profiles and their latest versions."""
 
 from __future__ import annotations
 

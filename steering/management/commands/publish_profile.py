@@ -1,4 +1,4 @@
-"""``manage.py publish_profile NAME``: make the draft the newest version."""
+"""``manage.py publish_profile NAME``: publish the draft as the latest version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``manage.py roll_back_profile NAME@VERSION``: publish an old version once more."""
+"""``manage.py roll_back_profile NAME@VERSION``: publish an old version again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Command(MillmCommand):
 
     def handle(self, **options: Any) -> None:
         if "@" not in options["version"]:
-            raise CommandError(f"Say which version of {options['version']} to go back to, as name@version.")
+            raise CommandError(f"Give the version of {options['version']} to roll back to, as name@version.")
         version = find_version(options["version"], options["model"])
         again = lifecycle.roll_back(version=version, note=options["note"])
-        self.stdout.write(self.style.SUCCESS(f"{again} is {version} again."))
+        self.stdout.write(self.style.SUCCESS(f"Published {again}, which restores {version}."))

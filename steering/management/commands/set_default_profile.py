@@ -1,4 +1,4 @@
-"""``manage.py set_default_profile MODEL [NAME]``: what requests get that name no profile."""
+"""``manage.py set_default_profile MODEL [NAME]``: set the profile of requests that name none."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ class Command(MillmCommand):
     def handle(self, **options: Any) -> None:
         model = LanguageModel.objects.filter(name=options["model"]).first()
         if model is None:
-            raise CommandError(f"There is no model {options['model']}; register it with add_model first.")
+            raise CommandError(f"The model {options['model']} does not exist; register it with add_model first.")
         lifecycle.set_default_profile(model=model, reference=options["profile"])
-        self.stdout.write(self.style.SUCCESS(f"The default of {model} is {options['profile'] or 'no profile'}."))
+        self.stdout.write(self.style.SUCCESS(f"Default profile of {model}: {options['profile'] or 'none'}."))

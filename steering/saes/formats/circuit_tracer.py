@@ -90,7 +90,7 @@ class CircuitTracer(SAEFormat):
         from steering.saes.sae import SAEWeights
 
         if "k" in tensors and int(tensors["k"]) != config.math.k:
-            raise InvalidSAEError(f"k is {int(tensors['k'])} in the file and {config.math.k} in {_CONFIG_FILE}.")
+            raise InvalidSAEError(f"k is {int(tensors['k'])} in the file, but {config.math.k} in {_CONFIG_FILE}.")
         return SAEWeights(
             encoder=tensors.pop("W_enc").contiguous(),
             b_enc=tensors["b_enc"],
@@ -112,5 +112,5 @@ def _architecture(config: Config, headers: Mapping[str, Header]) -> str:
         else named or "transcoder"
     )
     if named and named != found:
-        raise InvalidSAEError(f"activation is {config['activation']!r}, but the file is that of a {found}.")
+        raise InvalidSAEError(f"activation is {config['activation']!r}, but the file is of a {found}.")
     return found

@@ -161,11 +161,11 @@ def _threshold(tensors: Mapping[str, Tensor], config: SAEConfig) -> Tensor | Non
     if threshold is None or threshold.ndim == 1:
         return threshold
     if threshold < 0:
-        raise InvalidSAEError(f"threshold is {float(threshold)}: it was not measured when the SAE was trained.")
+        raise InvalidSAEError(f"threshold is {float(threshold)}: it was not measured during training.")
     return threshold.expand(config.math.d_sae).clone()
 
 
 def _check_k(tensors: Mapping[str, Tensor], config: SAEConfig) -> None:
     k = tensors.get("k")
     if k is not None and config.math.k is not None and int(k) != config.math.k:
-        raise InvalidSAEError(f"k is {int(k)} in {_WEIGHTS_FILE} and {config.math.k} in {_CONFIG_FILE}.")
+        raise InvalidSAEError(f"k is {int(k)} in {_WEIGHTS_FILE}, but {config.math.k} in {_CONFIG_FILE}.")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The tensors that a file must hold, no more and no less.
+    """The required tensors of a file. It must not have others.
 
     Tensors in ``integers`` are counts; those in ``ignored`` are optional and not used.
     """
@@ -36,9 +36,11 @@ def shape_of(headers: Mapping[str, Header], name: str, rank: int) -> Shape:
     """Return the shape of a required tensor. Raise InvalidSAEError unless it has ``rank`` dimensions."""
     header = headers.get(name)
     if header is None:
-        raise InvalidSAEError(f"The file lacks {name}; it holds {', '.join(sorted(headers)[:20]) or 'nothing'}.")
+        raise InvalidSAEError(
+            f"The file has no tensor {name}; it contains {', '.join(sorted(headers)[:20]) or 'nothing'}."
+        )
     if len(header.shape) != rank:
-        raise InvalidSAEError(f"{name} has the shape {list(header.shape)}; expected are {rank} sizes.")
+        raise InvalidSAEError(f"{name} must have {rank} dimensions, got the shape {list(header.shape)}.")
     return header.shape
 
 

@@ -44,9 +44,11 @@ class GemmaScope2(SAEFormat):
     def preview(self, place: SAEPlace) -> SAEConfig:
         config = place.json(_CONFIG_FILE)
         if config.get("architecture") != "jump_relu":
-            raise InvalidSAEError(f"architecture is {shown(config.get('architecture'))}; Gemma Scope 2 has jump_relu.")
+            raise InvalidSAEError(
+                f"architecture must be jump_relu for Gemma Scope 2, got {shown(config.get('architecture'))}."
+            )
         if config.get("type") not in (None, "sae", "transcoder"):
-            raise InvalidSAEError(f"type {shown(config['type'])} is not supported; known are sae and transcoder.")
+            raise InvalidSAEError(f"type {shown(config['type'])} is not supported. Supported: sae, transcoder.")
         source, target = read_text(config, "hf_hook_point_in"), read_text(config, "hf_hook_point_out")
         is_transcoder = bool(target) and target != source
         headers = self.headers(place)

@@ -17,7 +17,7 @@ _WEIGHTS_FILE = "checkpoints/final.safetensors"
 
 
 class LlamaScope(OpenMOSS):
-    """JumpReLU without a bias on the input, with the average norm of the data set in the configuration."""
+    """JumpReLU without a bias on the input. The configuration contains the average norm of the data set."""
 
     name = "llama-scope"
     title = "Llama Scope"
@@ -35,7 +35,7 @@ class LlamaScope(OpenMOSS):
         config = place.json(_CONFIG_FILE)
         math = openmoss_math(self.name, config)
         if math.architecture != "jumprelu":
-            raise InvalidSAEError(f"act_fn {config.get('act_fn')!r} is not supported; Llama Scope has jumprelu.")
+            raise InvalidSAEError(f"act_fn must be jumprelu for Llama Scope, got {config.get('act_fn')!r}.")
         read_choice(config, "norm_activation", {DATASET_WISE: ""}, DATASET_WISE)
         factor = dataset_factor(read_positive(read_object(config, "dataset_average_activation_norm"), "in"), math.d_in)
         math = openmoss_math(

@@ -47,7 +47,7 @@ _NEW_NAMES = ("W_E", "b_E", "W_D", "b_D")
 
 
 class OpenMOSS(SAEFormat):
-    """The older class, of Llama Scope R1-Distill."""
+    """The older class, used by Llama Scope R1-Distill."""
 
     name = "openmoss"
     title = "OpenMOSS"
@@ -116,7 +116,7 @@ class Llamascopium(OpenMOSS):
     def preview(self, place: SAEPlace) -> SAEConfig:
         kind = read_text(place.json(_CONFIG_FILE), "sae_type")
         if kind != "sae":
-            raise InvalidSAEError(f"sae_type {shown(kind)} is not supported; known is sae.")
+            raise InvalidSAEError(f"sae_type {shown(kind)} is not supported. Supported: sae.")
         return super().preview(place)
 
 
@@ -163,7 +163,7 @@ def openmoss_math(name: str, config: Config, **more: object) -> SAEMath:
 def dataset_factor(average_norm: float, d_in: int) -> float:
     """Return the factor that scales vectors of this norm to sqrt(d_in)."""
     if not average_norm > 0:
-        raise InvalidSAEError(f"dataset_average_activation_norm is {average_norm}; it must be above 0.")
+        raise InvalidSAEError(f"dataset_average_activation_norm must be above 0, got {average_norm}.")
     return math.sqrt(d_in) / average_norm
 
 

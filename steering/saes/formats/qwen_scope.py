@@ -46,12 +46,12 @@ class QwenScope(SAEFormat):
         match = place.find(r"SAE-Res-([\w.-]+?)-W(\d{1,5})K-L0_(\d{1,5})(?=[@/]|$)")
         if match is None:
             raise InvalidSAEError(
-                "The number of active features (k) is only in the repository's name: keep the file in a folder that is"
-                " called like it, SAE-Res-MODEL-W…K-L0_k."
+                "The number of active features (k) is only given by the repository's name: keep the file in a folder "
+                "with that name, SAE-Res-MODEL-W…K-L0_k."
             )
         d_sae, d_in = shape_of(self.headers(place), "W_enc", 2)
         if d_sae != int(match[2]) << 10:
-            raise InvalidSAEError(f"W_enc has {d_sae} features, the name says W{match[2]}K.")
+            raise InvalidSAEError(f"W_enc has {d_sae} features, but the name says W{match[2]}K.")
         layer = re.fullmatch(_NAME, file)
         assert layer is not None
         return SAEConfig(

@@ -57,7 +57,7 @@ _FINETUNED_LAYOUT = "saelens-finetuned"
 
 
 class _SAELensLayout(SAEFormat):
-    """The weights file, which is the same in all versions."""
+    """Reads the weights file, which is the same in all versions."""
 
     weights_pattern = r"sae_weights\.safetensors"
     config_files = (CONFIG_FILE, SCALER_FILE)
@@ -209,23 +209,25 @@ def _read_math(config: Config, architecture: str, activation: Config, place: SAE
 def _refuse_unsupported(config: Config, architecture: str) -> None:
     if architecture not in _ARCHITECTURES:
         raise InvalidSAEError(
-            f"The architecture {shown(architecture)} is not supported; supported are {', '.join(_ARCHITECTURES)}"
-            " (BatchTopK and Matryoshka SAEs are saved as jumprelu for inference)."
+            f"The architecture {shown(architecture)} is not supported. Supported: {', '.join(_ARCHITECTURES)} "
+            "(BatchTopK and Matryoshka SAEs are saved as jumprelu for inference)."
         )
     if architecture != "topk" and config.get("rescale_acts_by_decoder_norm"):
-        raise InvalidSAEError(f"rescale_acts_by_decoder_norm is defined for topk only, not for {architecture}.")
+        raise InvalidSAEError(f"rescale_acts_by_decoder_norm is only supported for topk, got {architecture}.")
     if "transcoder" in architecture and config.get("apply_b_dec_to_input"):
-        raise InvalidSAEError("apply_b_dec_to_input is not defined for transcoders, whose b_dec belongs to the output.")
+        raise InvalidSAEError(
+            "apply_b_dec_to_input is not supported for transcoders, whose b_dec belongs to the output."
+        )
     reshape = config.get("reshape_activations", "none")
     if reshape not in ("none", "hook_z", None):
-        raise InvalidSAEError(f"reshape_activations {shown(reshape)} is not supported; known are none and hook_z.")
+        raise InvalidSAEError(f"reshape_activations {shown(reshape)} is not supported. Supported: none, hook_z.")
 
 
 def _refuse_activation(config: Config, allowed: tuple[str, ...]) -> None:
     activation = config.get("activation_fn") or "relu"
     if activation not in allowed:
         raise InvalidSAEError(
-            f"The activation function {shown(activation)} is not supported; known are {', '.join(allowed)}."
+            f"The activation function {shown(activation)} is not supported. Supported: {', '.join(allowed)}."
         )
 
 
@@ -240,27 +242,29 @@ def _read_normalization(config: Config, place: SAEPlace) -> tuple[Normalization,
         case "expected_average_only_in":
             return "none", _read_scaling_factor(place)
         case other:
-            raise InvalidSAEError(f"The normalisation {shown(other)} is not supported; save the SAE with it folded in.")
+            raise InvalidSAEError(
+                f"The normalisation {shown(other)} is not supported; fold it into the SAE's weights before saving."
+            )
 
 
 def _read_scaling_factor(place: SAEPlace) -> float:
     if not place.is_here(SCALER_FILE):
         raise InvalidSAEError(
-            f"The normalisation expected_average_only_in needs its factor, and there is no {SCALER_FILE};"
-            " save the SAE with the factor folded in."
+            f"The normalisation expected_average_only_in needs its factor, but {SCALER_FILE} is missing; save the SAE "
+            "with the factor folded in."
         )
     return read_positive(place.json(SCALER_FILE), "scaling_factor")
 
 
 def _read_site(metadata: Config, *, is_transcoder: bool) -> Site | None:
     if metadata.get("hook_head_index") is not None:
-        raise InvalidSAEError("The SAE reads a single attention head (hook_head_index), which is not supported.")
+        raise InvalidSAEError("SAEs of a single attention head (hook_head_index) are not supported.")
     if is_transcoder:
         return _read_output_site(metadata)
     names = [name for field in ("hook_name", "hf_hook_name") if (name := read_text(metadata, field))]
     output = read_text(metadata, "hook_name_out")
     if output and output not in names:
-        raise InvalidSAEError(f"The SAE writes to another hook ({output}) than it reads, and is no transcoder.")
+        raise InvalidSAEError(f"The SAE writes to another hook ({output}) than it reads, but is not a transcoder.")
     return same_place(names) if names else None
 
 

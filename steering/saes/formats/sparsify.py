@@ -49,7 +49,7 @@ class Sparsify(SAEFormat):
         is_transcoder = read_bool(config, "transcode", default=False)
         has_skip = read_bool(config, "skip_connection", default=False)
         if has_skip and not is_transcoder:
-            raise InvalidSAEError("skip_connection is supported for transcoders only.")
+            raise InvalidSAEError("skip_connection is only supported for transcoders.")
         d_in = read_int(config, "d_in")
         site, hook = _site(place, is_transcoder=is_transcoder)
         return SAEConfig(

@@ -55,28 +55,26 @@ class TensorFile(ABC):
     def _check_names(self, expected: set[str], ignored: set[str]) -> None:
         found = set(self.headers)
         if missing := expected - found:
-            raise InvalidSAEError(f"{self.name} lacks {_listed(missing)}; it holds {_listed(found)}.")
+            raise InvalidSAEError(f"{self.name} lacks {_listed(missing)}; it contains {_listed(found)}.")
         if extra := found - expected - ignored:
             raise InvalidSAEError(
-                f"{self.name} holds {_listed(extra)}, which this architecture does not have;"
-                " the configuration may belong to another SAE."
+                f"{self.name} contains {_listed(extra)}, which this architecture does not have; the configuration may "
+                "belong to another SAE."
             )
 
     def _check_header(self, name: str, header: Header, shape: Shape, *, is_integer: bool) -> None:
         if header.shape != shape:
-            raise InvalidSAEError(
-                f"{name} in {self.name} has the shape {list(header.shape)}, expected is {list(shape)}."
-            )
+            raise InvalidSAEError(f"{name} in {self.name} must have the shape {list(shape)}, got {list(header.shape)}.")
         if not (header.is_integer if is_integer else header.is_float):
             expected = "integers" if is_integer else "floating-point numbers"
-            raise InvalidSAEError(f"{name} in {self.name} holds {header.dtype} values, expected are {expected}.")
+            raise InvalidSAEError(f"{name} in {self.name} must contain {expected}, got {header.dtype}.")
 
     def _finite(self, name: str, tensor: Tensor) -> Tensor:
         import torch
 
         value = tensor.to(torch.float32)
         if not is_finite(value):
-            raise InvalidSAEError(f"{name} in {self.name} holds values that are not finite (NaN or infinite).")
+            raise InvalidSAEError(f"{name} in {self.name} contains values that are not finite (NaN or infinite).")
         return value
 
 

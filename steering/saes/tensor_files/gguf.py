@@ -48,11 +48,11 @@ def read_gguf(path: Path, name: str) -> GGUFFile:
     """Read a file. Raise InvalidSAEError if it is damaged, too large, or holds quantised tensors."""
     size = path.stat().st_size
     if size > _MAX_BYTES:
-        raise InvalidSAEError(f"{name} has {size} bytes; at most {_MAX_BYTES} are read.")
+        raise InvalidSAEError(f"{name} has {size} bytes; the limit is {_MAX_BYTES}.")
     try:
         return _read(_Reader(path.read_bytes()))
     except (struct.error, ValueError, OverflowError) as error:
-        raise InvalidSAEError(f"{name} is not an intact GGUF file: {error}.") from error
+        raise InvalidSAEError(f"{name} is not a valid GGUF file: {error}.") from error
 
 
 class _Reader:
@@ -62,7 +62,7 @@ class _Reader:
 
     def take(self, count: int) -> bytes:
         if not 0 <= count <= len(self.data) - self.position:
-            raise ValueError(f"expected {count} more bytes, found {len(self.data) - self.position}")
+            raise ValueError(f"expected {count} more bytes, got {len(self.data) - self.position}")
         self.position += count
         return self.data[self.position - count : self.position]
 
@@ -73,7 +73,7 @@ class _Reader:
     def count(self, code: str = "Q", limit: int = _MAX_COUNT) -> int:
         value = int(self.number(code))
         if value > limit:
-            raise ValueError(f"a count of {value}")
+            raise ValueError(f"the count {value} is too large")
         return value
 
     def text(self) -> str:
@@ -85,7 +85,7 @@ class _Reader:
         if kind == _ARRAY:
             return self._skip_list()
         if kind not in _SCALARS:
-            raise ValueError(f"a value of the unknown kind {kind}")
+            raise ValueError(f"the value type {kind} is unknown")
         return self.number(_SCALARS[kind])
 
     def _skip_list(self) -> int:
@@ -96,25 +96,25 @@ class _Reader:
             for _ in range(length):
                 self.text()
         else:
-            raise ValueError(f"a list of the kind {kind}")
+            raise ValueError(f"the list type {kind} is not supported")
         return length
 
 
 def _read(reader: _Reader) -> GGUFFile:
     if reader.take(4) != _MAGIC:
-        raise ValueError("it does not begin with GGUF")
+        raise ValueError("it does not start with the magic number GGUF")
     if (version := reader.number("I")) not in _VERSIONS:
-        raise ValueError(f"version {version} is not known")
+        raise ValueError(f"version {version} is not supported")
     num_tensors, num_fields = reader.count(), reader.count()
     fields = {reader.text(): reader.value(int(reader.number("I"))) for _ in range(num_fields)}
     headers = [_tensor_header(reader) for _ in range(num_tensors)]
     alignment = fields.get(_ALIGNMENT, 32)
     if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20:
-        raise ValueError(f"an alignment of {alignment!r}")
+        raise ValueError(f"the alignment {alignment!r} is invalid")
     start = -(-reader.position // alignment) * alignment
     tensors = {header.name: _tensor(reader.data, start, header) for header in headers}
     if len(tensors) != len(headers):
-        raise ValueError("two tensors have one name")
+        raise ValueError("two tensors have the same name")
     return GGUFFile(fields, tensors)
 
 
@@ -124,7 +124,7 @@ def _tensor_header(reader: _Reader) -> _TensorHeader:
     shape = tuple(int(reader.number("Q")) for _ in range(rank))
     kind, offset = int(reader.number("I")), int(reader.number("Q"))
     if kind not in _FLOATS:
-        raise ValueError(f"{name} is quantised (kind {kind}); F32, F16 and F64 are read")
+        raise ValueError(f"{name} is quantised (type {kind}); only F32, F16 and F64 are supported")
     return _TensorHeader(name, shape[::-1], _FLOATS[kind], offset)
 
 
@@ -132,5 +132,5 @@ def _tensor(data: bytes, start: int, header: _TensorHeader) -> NDArray[np.float3
     count = math.prod(header.shape)
     first = start + header.offset
     if first + count * header.dtype.itemsize > len(data):
-        raise ValueError(f"{header.name} of the shape {list(header.shape)} goes beyond the end")
+        raise ValueError(f"{header.name} with the shape {list(header.shape)} exceeds the end of the file")
     return np.frombuffer(data, header.dtype, count, first).reshape(header.shape).astype(np.float32)

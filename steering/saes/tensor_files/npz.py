@@ -55,15 +55,15 @@ class NpzFile(TensorFile):
 def _entries(archive: zipfile.ZipFile, path: Path, name: str) -> list[zipfile.ZipInfo]:
     entries = archive.infolist()
     if len(entries) > _MAX_ENTRIES:
-        raise InvalidSAEError(f"{name} holds {len(entries)} arrays; at most {_MAX_ENTRIES} are read.")
+        raise InvalidSAEError(f"{name} contains {len(entries)} arrays; the limit is {_MAX_ENTRIES}.")
     unpacked, packed = sum(entry.file_size for entry in entries), path.stat().st_size
     if unpacked > packed * _MAX_GROWTH + _FREE_BYTES:
         raise InvalidSAEError(
-            f"{name} would grow from {packed} to {unpacked} bytes when it is unpacked; weights do not do that."
+            f"{name} would grow from {packed} to {unpacked} bytes when unpacked, which is not plausible for weights."
         )
     for entry in entries:
         if not entry.filename.endswith(_ENDING) or "/" in entry.filename:
-            raise InvalidSAEError(f"{name} holds {entry.filename!r}, which is no array.")
+            raise InvalidSAEError(f"{name} contains {entry.filename!r}, which is not an array.")
     return entries
 
 
@@ -76,9 +76,9 @@ def _entry_header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Header:
         shape, _, dtype = _npy_header(file)
         claimed, there = math.prod(shape) * dtype.itemsize, entry.file_size - file.tell()
     if dtype.hasobject:
-        raise InvalidSAEError(f"{_name(entry)} holds Python objects, which can run code when they are read.")
+        raise InvalidSAEError(f"{_name(entry)} contains Python objects, which can run code when they are read.")
     if claimed != there:
-        raise InvalidSAEError(f"{_name(entry)} claims {claimed} bytes for the shape {list(shape)}, and has {there}.")
+        raise InvalidSAEError(f"{_name(entry)} declares {claimed} bytes for the shape {list(shape)}, but has {there}.")
     return Header(shape, str(dtype), dtype.kind == "f", dtype.kind in "iu")
 
 
@@ -89,10 +89,10 @@ def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[np.gen
     version = np.lib.format.read_magic(file)
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
     if read is None:
-        raise ValueError(f"unknown version {version} of the npy format")
+        raise ValueError(f"version {version} of the npy format is not supported")
     shape, fortran, dtype = read(file, max_header_size=_MAX_HEADER_BYTES)
     if any(size < 0 for size in shape):
-        raise ValueError(f"negative shape {shape}")
+        raise ValueError(f"the shape {shape} has a negative size")
     return shape, fortran, dtype
 
 
@@ -104,4 +104,4 @@ def _native(values: NDArray[np.generic]) -> NDArray[np.generic]:
 
 
 def _damaged(name: str, error: Exception) -> InvalidSAEError:
-    return InvalidSAEError(f"{name} is not an intact npz file: {error}.")
+    return InvalidSAEError(f"{name} is not a valid npz file: {error}.")

@@ -26,5 +26,5 @@ def open_tensors(path: Path, name: str) -> TensorFile:
     """
     kind = _KINDS.get(PurePosixPath(name).suffix)
     if kind is None:
-        raise InvalidSAEError(f"{name} is no file of tensors; known are {', '.join(_KINDS)}.")
+        raise InvalidSAEError(f"The file type of {name} is not supported. Supported: {', '.join(_KINDS)}.")
     return kind(path, name)

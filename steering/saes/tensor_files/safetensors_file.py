@@ -47,4 +47,4 @@ def _header(part: object) -> Header:
 
 
 def _damaged(name: str, error: Exception) -> InvalidSAEError:
-    return InvalidSAEError(f"{name} is not an intact safetensors file: {error}.")
+    return InvalidSAEError(f"{name} is not a valid safetensors file: {error}.")

@@ -45,13 +45,17 @@ def _check_archive(path: Path, name: str) -> None:
             entries = archive.infolist()
     except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
         raise InvalidSAEError(
-            f"{name} is not a zip file of torch.save: {error}. Older pickles are not read; save it again."
+            f"{name} is not a zip file written by torch.save: {error}. Older pickles are not supported; save it again."
         ) from error
     if len(entries) > _MAX_ENTRIES or sum(entry.file_size for entry in entries) > path.stat().st_size:
-        raise InvalidSAEError(f"{name} would grow when it is unpacked; files of torch.save do not do that.")
+        raise InvalidSAEError(
+            f"{name} would grow when unpacked, which is not plausible for a file written by torch.save."
+        )
     for entry in entries:
         if entry.filename.endswith("data.pkl") and entry.file_size > _MAX_PICKLE_BYTES:
-            raise InvalidSAEError(f"The pickle in {name} has {entry.file_size} bytes; it is no list of tensors.")
+            raise InvalidSAEError(
+                f"The pickle in {name} has {entry.file_size} bytes, which is not plausible for a list of tensors."
+            )
 
 
 def _load(path: Path, name: str, *, mmap: bool) -> object:
@@ -61,11 +65,11 @@ def _load(path: Path, name: str, *, mmap: bool) -> object:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:
         raise InvalidSAEError(
-            f"{name} is a pickle that holds more than tensors, which can run code when it is opened."
+            f"{name} is a pickle that contains more than tensors, which can run code when it is opened."
         ) from error
     except (RuntimeError, ValueError, OSError, TypeError, KeyError, IndexError, AttributeError, EOFError) as error:
         first_line = str(error).partition("\n")[0]
-        raise InvalidSAEError(f"{name} is not an intact file of torch.save: {first_line}.") from error
+        raise InvalidSAEError(f"{name} is not a valid torch.save file: {first_line}.") from error
 
 
 def _named_tensors(value: object, name: str) -> Mapping[str, Tensor]:
@@ -77,18 +81,18 @@ def _named_tensors(value: object, name: str) -> Mapping[str, Tensor]:
                 value = value[wrapper]
                 break
     if not isinstance(value, dict) or not value:
-        raise InvalidSAEError(f"{name} does not hold tensors by name.")
+        raise InvalidSAEError(f"{name} does not contain named tensors.")
     for key, tensor in value.items():
         if not isinstance(key, str) or not isinstance(tensor, torch.Tensor):
-            raise InvalidSAEError(f"{name} holds {key!r}, which is no tensor.")
+            raise InvalidSAEError(f"{name} contains {key!r}, which is not a tensor.")
     return value
 
 
 def _header(key: str, tensor: Tensor, name: str) -> Header:
     """Return the header of a tensor. Views that repeat values are rejected: all values must be in the file."""
     if str(tensor.layout) != "torch.strided" or tensor.is_quantized:
-        raise InvalidSAEError(f"{key} in {name} is no plain tensor.")
+        raise InvalidSAEError(f"{key} in {name} is not a plain tensor.")
     if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-        raise InvalidSAEError(f"{key} in {name} claims the shape {list(tensor.shape)}, which the file has not.")
+        raise InvalidSAEError(f"{key} in {name} declares the shape {list(tensor.shape)}, which exceeds its data.")
     is_integer = not tensor.is_floating_point() and not tensor.is_complex() and str(tensor.dtype) != "torch.bool"
     return Header(tuple(tensor.shape), str(tensor.dtype), tensor.is_floating_point(), is_integer)

@@ -61,7 +61,7 @@ def test_a_relative_directory_is_a_directory(model_dir, monkeypatch):
 
 @pytest.mark.parametrize("source", ["/nowhere/at/all", "./nowhere", "~/nowhere-at-all", "/etc/passwd", "/dev/zero"])
 def test_what_is_no_directory_is_refused(source):
-    assert "no directory" in refused(source)
+    assert "does not exist; give a directory" in refused(source)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_links_out_of_the_directory_are_refused(copy, tmp_path):
     secret.write_text("x")
     (copy / "extra.json").symlink_to(secret)
 
-    assert "link out of the model's directory" in refused(copy)
+    assert "links to a file outside the model's directory" in refused(copy)
 
 
 def test_links_inside_the_directory_are_fine(copy):
@@ -114,7 +114,7 @@ def test_the_hubs_own_cache_may_link_to_its_blobs(copy, tmp_path):
 
 def test_dangling_links_and_pipes_are_refused(copy):
     (copy / "gone").symlink_to(copy / "nothing")
-    assert "cannot be read" in refused(copy)
+    assert "could not be read" in refused(copy)
     (copy / "gone").unlink()
     os.mkfifo(copy / "pipe")
 
@@ -127,7 +127,7 @@ def test_dangling_links_and_pipes_are_refused(copy):
         ("{", "not valid JSON"),
         ("[]", "JSON object"),
         ("[" * 100_000, "not valid JSON"),
-        (" " * 1_100_000, "no model needs more"),
+        (" " * 1_100_000, "the limit is"),
     ],
 )
 def test_a_broken_config_is_refused(copy, content, told):
@@ -142,7 +142,7 @@ def test_a_broken_config_is_refused(copy, content, told):
 def test_only_models_that_can_be_served_are_accepted(copy, architectures):
     edit_config(copy, architectures=architectures)
 
-    assert "neither a causal language model nor one for embeddings or classification" in refused(copy)
+    assert "not a causal language model or a model for embeddings or classification" in refused(copy)
 
 
 def test_code_of_the_model_needs_trust(copy):
@@ -214,10 +214,10 @@ def test_files_of_other_kinds_are_fetched_later(copy, tmp_path):
     ("kind", "told"),
     [
         ("GatedRepoError", "gated: accept its terms"),
-        ("RepositoryNotFoundError", "no org/tiny on the Hub"),
+        ("RepositoryNotFoundError", "org/tiny does not exist on the Hub"),
         ("RevisionNotFoundError", "no revision 'v9'"),
-        ("LocalEntryNotFoundError", "Hub cannot be reached"),
-        ("ConnectError", "Hub cannot be reached"),
+        ("LocalEntryNotFoundError", "Hub is not reachable"),
+        ("ConnectError", "Hub is not reachable"),
         ("OSError", "could not be downloaded: OSError: disk full"),
     ],
 )

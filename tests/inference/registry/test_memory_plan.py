@@ -51,11 +51,13 @@ def test_nobody_goes_in_vain():
 
     assert not isinstance(caught.value, ModelsBusyError)
     assert caught.value.code == "model_load_failed"
-    assert "new needs about 30.00 GiB of memory on cpu, and 15.00 GiB can be made available" in str(caught.value)
+    assert "new needs about 30.00 GiB of memory on cpu, but at most 15.00 GiB can be made available" in str(
+        caught.value
+    )
 
 
 def test_busy_models_that_could_make_room_are_named():
-    with pytest.raises(ModelsBusyError, match="busy now: b"):
+    with pytest.raises(ModelsBusyError, match="if these busy models were unloaded: b"):
         plan(30, 10, ("a", 5), ("b", 20)).choose({"b"}.__contains__)
 
 

@@ -153,7 +153,7 @@ async def test_a_load_that_takes_too_long_is_a_503_and_goes_on(parts):
 @pytest.mark.parametrize(
     ("failure", "told"),
     [
-        (SourceError("There is no directory '/x'."), "There is no directory"),
+        (SourceError("The directory '/x' does not exist."), "The directory '/x' does not exist"),
         (RuntimeError("secret path /root/x"), "RuntimeError"),
         (SystemExit("secret"), "SystemExit"),
     ],

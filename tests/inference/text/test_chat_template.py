@@ -271,7 +271,7 @@ def test_costs_count_shared_parts_each_time_and_stop_at_the_limit():
 
 
 def test_a_budget_ends_by_work_and_by_time():
-    with pytest.raises(TemplateLimitError, match="more text"):
+    with pytest.raises(TemplateLimitError, match="too much text"):
         RenderBudget(max_work=10).spend(11)
     with pytest.raises(TemplateLimitError, match="longer than 0 s"):
         RenderBudget(max_cpu_s=0).spend(100_000)

@@ -253,7 +253,7 @@ def test_text_becomes_a_part_for_templates_that_take_only_parts():
 def test_a_part_that_is_no_text_is_refused():
     image = [{"type": "image_url", "image_url": {"url": "data:"}}]
 
-    with pytest.raises(ChatTemplateError, match="text only"):
+    with pytest.raises(ChatTemplateError, match="only supports text"):
         text_of("llama").render_chat([{"role": "user", "content": image}])
 
 

@@ -104,7 +104,7 @@ def decode_attention(
     softcap: float,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of one new token of each of ``n`` sequences over all its tokens, itself included.
+    """Compute attention of one new token of each of ``n`` sequences over all its tokens, itself included.
 
     ``query`` ``[n, heads, head_dim]``; ``keys``, ``values`` ``[blocks, block_size, kv_heads, head_dim]`` with stride 1
     in the last dimension; ``block_table`` int32 ``[n, max_blocks]`` and ``lengths`` int32 ``[n]`` on the CPU. A
@@ -133,7 +133,7 @@ def prompt_attention(
     softcap: float,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of chunks of prompts, each over all tokens of its sequence so far.
+    """Compute causal attention of chunks of prompts, each over all tokens of its sequence so far.
 
     ``query`` ``[tokens, heads, head_dim]`` holds the chunks one after the other; chunk ``i`` has ``counts[i]`` tokens,
     the first at position ``starts[i]`` of its sequence (both int32 ``[n]`` on the CPU). The other arguments and the

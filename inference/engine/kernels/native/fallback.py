@@ -174,7 +174,8 @@ def _gather(pool: Tensor, blocks: Tensor, first: int, length: int) -> Tensor:
 
 
 def _causal(start: int, count: int, offset: int, window: int, device: torch.device) -> Tensor:
-    """``[count, start + count - offset]``, True where a query may attend. Queries start at position ``start``."""
+    """Return a mask ``[count, start + count - offset]``, True where a query may attend. Queries start at position
+    ``start``."""
     queries = torch.arange(start, start + count, device=device).unsqueeze(1)
     seen = torch.arange(offset, start + count, device=device).unsqueeze(0)
     mask = seen <= queries
@@ -182,7 +183,7 @@ def _causal(start: int, count: int, offset: int, window: int, device: torch.devi
 
 
 def _by_key_head(sinks: Tensor | None, kv_heads: int) -> Tensor | None:
-    """``[heads]`` -> ``[kv_heads, group, 1]``."""
+    """Reshape ``[heads]`` to ``[kv_heads, group, 1]``."""
     return None if sinks is None else sinks.view(kv_heads, -1, 1)
 
 
@@ -199,7 +200,7 @@ def attend_explicitly(
     sinks: Tensor | None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Attention that torch does not support, in float32: Gemma 2's ``cap * tanh(scores / cap)``, and sinks.
+    """Compute attention that torch does not support, in float32: Gemma 2's ``cap * tanh(scores / cap)``, and sinks.
 
     A sink is a score, the same for all queries of a head, that takes part in the softmax without a value. ``sinks``
     broadcast to a column of the scores.
