@@ -1,7 +1,7 @@
-"""Users and groups in the trail.
+"""Recording of changes to users and groups.
 
-They are Django's: its admin, createsuperuser and changepassword save them without a service of ours in between, so the
-trail listens to the signals of these two models.
+Django's admin, createsuperuser and changepassword save these models without calling a service of ours, so changes are
+recorded from the signals of the two models.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from audit.models import AuditEvent
 from audit.origin import current_origin
 from audit.record import record, record_deleted, record_saved, stored_fields
 
-NO_CHANGE = frozenset({"last_login"})  # a login is not a change of the user
+NO_CHANGE = frozenset({"last_login"})  # a login is not recorded as a change of the user
 _BEFORE = "_audit_before"
 
 
 def watch_accounts() -> None:
-    """Record changes of accounts. Idempotent."""
+    """Start to record changes to users and groups. Idempotent."""
     user = get_user_model()
     for account in (user, Group):
         pre_save.connect(_before_save, sender=account, dispatch_uid=f"audit.before.{account.__name__}")
@@ -64,7 +64,7 @@ def _members_changed(
     model: Any,
     **_: Any,
 ) -> None:
-    """Record membership changes. ``pre_clear`` has no set of keys, because all members are removed."""
+    """Record membership changes. ``pre_clear`` comes without keys, because all members are removed."""
     if current_origin().is_own or action not in {"post_add", "post_remove", "pre_clear"}:
         return
     field = next(name for name, relation in _relations(get_user_model()) if relation is sender)

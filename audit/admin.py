@@ -1,4 +1,4 @@
-"""The audit trail in the admin; read-only."""
+"""Read-only admin pages of the audit trail."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _shown(value: Any) -> str:
 
 
 def object_url(event: AuditEvent) -> str | None:
-    """Return the URL of the object's admin page; it may have been deleted since."""
+    """Return the URL of the object's admin page. The object may have been deleted since."""
     if not event.kind or not event.object_id or event.action == AuditEvent.Action.DELETE:
         return None
     try:
@@ -64,7 +64,7 @@ MAX_KEY = 2**63 - 1
 
 
 class TrailForm(forms.Form):
-    """Every field is optional. ``before`` and ``after`` are keys of events, from the links to other pages."""
+    """Filters of the trail, all optional. ``before`` and ``after`` are event ids from the links to other pages."""
 
     q = forms.CharField(label="Name or detail", required=False, max_length=200)
     user = forms.CharField(label="User", required=False, max_length=150)
@@ -81,7 +81,7 @@ class TrailForm(forms.Form):
         self.fields["kind"].widget.choices = [("", "any"), *kind_choices()]
 
     def found(self) -> QuerySet[AuditEvent]:
-        """Return matching events; none if the form is invalid."""
+        """Return the matching events, or none if the form is invalid."""
         if not self.is_valid():
             return AuditEvent.objects.none()
         return AuditEvent.objects.filter(_condition(self.cleaned_data))
@@ -101,7 +101,7 @@ def _condition(asked: dict[str, Any]) -> Q:
 
 
 def kind_choices() -> list[tuple[str, str]]:
-    """Return the models of this project, and Django's users and groups."""
+    """Return choices for the models of this project and for Django's users and groups."""
     own = [config for config in apps.get_app_configs() if not config.name.startswith(("django.contrib.", "procras"))]
     rows = [model for config in own for model in config.get_models()]
     rows += list(apps.get_app_config("auth").get_models())
@@ -109,7 +109,7 @@ def kind_choices() -> list[tuple[str, str]]:
 
 
 def kind_name(kind: str) -> str:
-    """Return the model's verbose name; the label if the model no longer exists."""
+    """Return the model's verbose name, or its label if the model no longer exists."""
     return dict(kind_choices()).get(kind, kind)
 
 
@@ -118,7 +118,7 @@ PAGE_SIZE = 50
 
 @admin.register(AuditEvent)
 class AuditEventAdmin(ReadOnlyAdmin):
-    """Admin of events with a custom list, because Django's counts all rows and is slow on far pages."""
+    """Admin of events with a custom list, because Django's counts all rows and is slow for old events."""
 
     class Media:
         css = {"all": ("audit/trail.css",)}

@@ -1,4 +1,4 @@
-"""The audit trail: who changed what, when, and through what."""
+"""The audit trail app."""
 
 from __future__ import annotations
 

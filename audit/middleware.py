@@ -16,7 +16,7 @@ HEADER = "X-Request-Id"
 
 
 class AuditOriginMiddleware:
-    """Sets the logged-in user as the actor. Requests with keys set theirs later."""
+    """Sets the logged-in user as the actor. Requests with an API key set theirs later."""
 
     async_capable = True
     sync_capable = True

@@ -1,4 +1,4 @@
-"""The audit trail's one table."""
+"""The table of audit events."""
 
 from __future__ import annotations
 

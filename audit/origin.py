@@ -14,9 +14,9 @@ def nobody() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """An origin. ``username`` is only called when something is recorded, because it may need a query.
+    """The origin of changes. ``username`` is only called when something is recorded, because it may need a query.
 
-    ``is_own`` marks changes by the program itself, such as the groups it creates.
+    ``is_own`` marks changes that the program itself makes, such as the groups that it creates.
     """
 
     username: Callable[[], str] = nobody
@@ -45,11 +45,11 @@ def acting(origin: Origin) -> Iterator[None]:
 
 @contextmanager
 def as_the_program() -> Iterator[None]:
-    """Mark changes as the program's own: changes of accounts within the context are not recorded."""
+    """Mark changes as made by the program: changes to users and groups within the context are not recorded."""
     with acting(replace(current_origin(), is_own=True)):
         yield
 
 
 def command_origin(arguments: Sequence[str]) -> Origin:
-    """Return the origin of a ``manage.py`` command, without its options, which may contain texts or secrets."""
+    """Return the origin of a ``manage.py`` command, without its arguments, which may contain texts or secrets."""
     return Origin(command=f"manage.py {arguments[1]}"[:120] if len(arguments) > 1 else "manage.py")

@@ -21,7 +21,7 @@ Changes = dict[str, list[Any]]
 
 
 def stored_fields(row: models.Model) -> dict[str, Any] | None:
-    """Return the row's columns as stored in the database; None for a new row."""
+    """Return the row's columns as stored in the database, or None for a new row."""
     if row.pk is None:
         return None
     names = [field.attname for field in row._meta.concrete_fields]
@@ -33,7 +33,7 @@ def changes_of(row: models.Model, before: Mapping[str, Any] | None, *, leave_out
     start = before if before is not None else _unset(row)
     found: Changes = {}
     for field in row._meta.concrete_fields:
-        if field.primary_key or field.name in leave_out or (before is None and _is_database_s_own(field)):
+        if field.primary_key or field.name in leave_out or (before is None and _is_set_by_database(field)):
             continue
         old, new = start.get(field.attname), getattr(row, field.attname)
         if old != new and not isinstance(new, models.expressions.BaseExpression):
@@ -67,12 +67,12 @@ def _cut(text: str) -> str:
 
 
 def _unset(row: models.Model) -> dict[str, Any]:
-    """Return whether the value is the field's default."""
+    """Return the default values of all fields."""
     fields = row._meta.concrete_fields
     return {field.attname: field.get_default() if field.has_default() else _nothing(field) for field in fields}
 
 
-def _is_database_s_own(field: models.Field[Any, Any]) -> bool:
+def _is_set_by_database(field: models.Field[Any, Any]) -> bool:
     """Return whether the database sets the value, such as the time of insertion."""
     return field.has_db_default() and not field.has_default()
 
@@ -140,5 +140,5 @@ def record_deleted(
 
 
 def _clean(text: str) -> str:
-    """Remove NUL and lone surrogates, which Postgres refuses."""
+    """Remove NUL and lone surrogates, which Postgres cannot store."""
     return text.replace("\0", "").encode("utf-8", "replace").decode()

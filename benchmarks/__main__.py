@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: the programs of this folder one after the other, then the report."""
+"""``python -m benchmarks``: run the programs of this folder one after the other, then write the report."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from benchmarks import curve, decoding, limits, peers, serve, speculation, start
 from benchmarks.options import Options, options_of, options_parser
 from benchmarks.record import RESULTS, Record
 from benchmarks.report import write_report
-from benchmarks.subject import say
+from benchmarks.subject import echo
 
 PROGRAMS: dict[str, Callable[[Options], Record]] = {
     "limits": limits.record,
-    "serve": serve.record,  # with the engine without HTTP beside it
+    "serve": serve.record,  # also measures the engine without HTTP
     "peers": peers.record,
     "decoding": decoding.record,
     "steering": steering.record,
@@ -28,11 +28,11 @@ def main() -> None:
     parsed = parser.parse_args()
     options = options_of(parsed)
     for name in parsed.only:
-        say(f"== {name}")
-        say(f"{PROGRAMS[name](options).save(options.results)}")
+        echo(f"== {name}")
+        echo(f"{PROGRAMS[name](options).save(options.results)}")
     if options.results == RESULTS:
         write_report()
-        say("The results are in benchmarks/README.md.")
+        echo("The results are in benchmarks/README.md.")
 
 
 if __name__ == "__main__":

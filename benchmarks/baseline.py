@@ -1,4 +1,4 @@
-"""The committed figures, and what has become worse."""
+"""The committed baseline, and the comparison of new figures with it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Better = Literal["lower", "higher"]
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A figure and in which direction it gets better."""
+    """A figure, and whether higher or lower is better."""
 
     value: float
     better: Better
@@ -24,7 +24,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """``loss`` is the share by which the figure became worse; negative: better. None: there is nothing to compare."""
+    """``loss`` is the relative loss, negative if the figure improved. None: there is nothing to compare with."""
 
     name: str
     before: float | None
@@ -32,14 +32,14 @@ class Change:
     loss: float | None
 
     def is_failure(self, tolerance: float = TOLERANCE) -> bool:
-        """Worse by more than ``tolerance``, or not measured any more. A new figure is no failure."""
+        """Return whether the figure is worse by more than ``tolerance``, or is no longer measured."""
         if self.now is None:
             return True
         return self.loss is not None and self.loss > tolerance
 
 
 def compare(before: Mapping[str, Measure], now: Mapping[str, Measure]) -> list[Change]:
-    """Every figure of either side, in order of name."""
+    """Return the changes of all figures of either side, sorted by name."""
     return [_change(name, before.get(name), now.get(name)) for name in sorted({*before, *now})]
 
 
@@ -61,7 +61,7 @@ def _loss(before: float, now: float, better: Better) -> float:
 
 
 def read_baseline(path: Path = PATH) -> dict[str, Measure]:
-    """Of a file that :func:`write_baseline` made."""
+    """Return the measures in a file that :func:`write_baseline` wrote."""
     return {name: Measure(**found) for name, found in json.loads(path.read_text())["measures"].items()}
 
 

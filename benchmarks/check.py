@@ -1,7 +1,7 @@
-"""Has the engine become slower? ``make bench-check``; ``--write`` makes what is measured now the new baseline.
+"""Check whether the engine has become slower (``make bench-check``). ``--write`` writes a new baseline.
 
-Counts and ratios of one run only: they hold on a busy machine too. A ratio of times that looks worse is measured again,
-and the best of the tries counts: noise makes figures worse more often than better.
+Compares only counts, and ratios within one run, which are reliable on a busy machine too. If a ratio of times looks
+worse, it is measured again and the best attempt counts, because noise makes figures worse more often than better.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.machine import this_machine
 from benchmarks.profiles import KINDS
 from benchmarks.shapes import DEFAULT_FOLDER, SHAPES, Shape, shape_folder
 from benchmarks.steering import Steered
-from benchmarks.subject import Plan, measure, ratios, say
+from benchmarks.subject import Plan, echo, measure, ratios
 from benchmarks.transformers_peers import Generate, load_module
 from benchmarks.workloads import Scale, streams
 from inference.engine.config import EngineConfig
@@ -31,8 +31,8 @@ LONG = 512  # prompt tokens
 STEERED = 16
 
 
-def counted(loaded: LoadedModel) -> dict[str, Measure]:
-    """Counts of decode steps; all are better when they are lower."""
+def measure_counts(loaded: LoadedModel) -> dict[str, Measure]:
+    """Return counts of decode steps, all of which are better if lower."""
     one, many = decode_counts(loaded, 1), decode_counts(loaded, 16)
     long = decode_counts(loaded, 16, prompt=LONG)
     found = _counts(_streams(1), one) | _counts(_streams(16), many)
@@ -48,12 +48,12 @@ def counted(loaded: LoadedModel) -> dict[str, Measure]:
     return found
 
 
-def timed(loaded: LoadedModel, shape: Shape, path: Path, rounds: int, share: float) -> dict[str, Measure]:
-    """Ratios of times within interleaved rounds; all are better when they are higher."""
+def measure_ratios(loaded: LoadedModel, shape: Shape, path: Path, rounds: int, share: float) -> dict[str, Measure]:
+    """Return ratios of speeds within interleaved rounds, all of which are better if higher."""
     plan, peer = Plan(Scale(shape.vocab, share), rounds), Generate(load_module(shape, path))
     with running(loaded, EngineConfig()) as engine:
-        found = _against(engine, peer, plan)
-    for kind, profiles in KINDS.items():  # each with an engine whose prefix cache has none of the prompts
+        found = _versus_peer(engine, peer, plan)
+    for kind, profiles in KINDS.items():  # a new engine each time, so that the prompts are not in its prefix cache
         with running(loaded, EngineConfig(), profiles(loaded, STEERED)) as engine:
             pair = [Steered(engine, "none", 0), Steered(engine, "steered", STEERED)]
             rows = {row.subject: row for row in measure(pair, [streams(16)], plan)}
@@ -63,7 +63,7 @@ def timed(loaded: LoadedModel, shape: Shape, path: Path, rounds: int, share: flo
     return found
 
 
-def _against(engine: EngineSubject, peer: Generate, plan: Plan) -> dict[str, Measure]:
+def _versus_peer(engine: EngineSubject, peer: Generate, plan: Plan) -> dict[str, Measure]:
     found = {}
     for count in (1, 16):
         rows = {row.subject: row for row in measure([engine, peer], [streams(count)], plan)}
@@ -91,7 +91,7 @@ def judge(
     time: Callable[[], Mapping[str, Measure]],
     tries: int = TRIES,
 ) -> list[Change]:
-    """Compare; times are taken again, up to ``tries`` times, as long as one looks worse."""
+    """Compare with the baseline. While a figure looks worse, measure the times again, in up to ``tries`` attempts."""
     best, fixed = dict(time()), dict(count())
     for _ in range(tries - 1):
         if not any(change.is_failure() for change in compare(before, fixed | best)):
@@ -101,7 +101,7 @@ def judge(
 
 
 def better_of(first: Mapping[str, Measure], second: Mapping[str, Measure]) -> dict[str, Measure]:
-    """Name by name; both have the same names."""
+    """Return the better measure of each name. Both arguments have the same names."""
     return {
         name: Measure((max if one.better == "higher" else min)(one.value, second[name].value), one.better)
         for name, one in first.items()
@@ -123,7 +123,7 @@ def _number(value: float | None) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="make the measured figures the baseline")
+    parser.add_argument("--write", action="store_true", help="write the measured figures as the new baseline")
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--share", type=float, default=0.5)
@@ -135,23 +135,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     loaded = load_model(ModelSpec(shape.name, path, dtype=shape.dtype, device="cpu"))
 
     def count() -> Mapping[str, Measure]:
-        return counted(loaded)
+        return measure_counts(loaded)
 
     def time() -> Mapping[str, Measure]:
-        return timed(loaded, shape, path, options.rounds, options.share)
+        return measure_ratios(loaded, shape, path, options.rounds, options.share)
 
     if options.write:
         tries = [time() for _ in range(TRIES)]
-        write_baseline({**count(), **_middle(tries)}, this_machine().as_json(), options.baseline)
+        write_baseline({**count(), **_medians(tries)}, this_machine().as_json(), options.baseline)
         return 0
     changes = judge(read_baseline(options.baseline), count, time)
     worse = [change.name for change in changes if change.is_failure()]
-    say("", *table(changes), "", f"Worse by more than {TOLERANCE:.0%}: {', '.join(worse) or 'nothing'}.")
+    echo("", *table(changes), "", f"Worse by more than {TOLERANCE:.0%}: {', '.join(worse) or 'none'}.")
     return int(bool(worse))
 
 
-def _middle(tries: Sequence[Mapping[str, Measure]]) -> dict[str, Measure]:
-    """The baseline of a time is its median: the best try of a later run must come near it, not beat luck."""
+def _medians(tries: Sequence[Mapping[str, Measure]]) -> dict[str, Measure]:
+    """Return the medians as the baseline, so that later runs are not compared with a lucky attempt."""
     return {
         name: Measure(statistics.median(one[name].value for one in tries), first.better)
         for name, first in tries[0].items()

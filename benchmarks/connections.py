@@ -1,9 +1,9 @@
-"""Many connections at once: ``python -m benchmarks.connections``.
+"""Many concurrent connections: ``python -m benchmarks.connections``.
 
-Hundreds of clients hold a connection that they do not use, as browsers and connection pools do, while others send short
-requests all at the same time, over and over. Fails when an answer is neither 200 nor a 429 or 503 that says when to
-come again, when an idle connection does not serve its next request, or when the server does not end well. The server is
-one of our own on the loopback interface, with the demo and the limits that it has by itself.
+Hundreds of clients hold an unused connection, as browsers and connection pools do, while others repeatedly send short
+requests at the same time. Fails if a response is neither 200 nor a 429 or 503 with Retry-After, if an idle connection
+does not serve its next request, or if the server does not exit cleanly. The server is started on the loopback
+interface, with the demo and the default limits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import httpx2
 from benchmarks.idle_connection import IdleConnection
 from benchmarks.record import RESULTS, Record
 from benchmarks.soak import server_findings
-from benchmarks.subject import say
+from benchmarks.subject import echo
 from tests import live
 
 IDLE = 500
@@ -38,21 +38,21 @@ REFUSALS = {429: "rate_limit_exceeded", 503: "server_is_overloaded"}
 
 
 @dataclass(slots=True)
-class Found:
+class LoadResult:
     statuses: Counter[int] = field(default_factory=Counter)
-    times_s: list[float] = field(default_factory=list)  # of those that were served
+    times_s: list[float] = field(default_factory=list)  # of the requests that were served
     problems: list[str] = field(default_factory=list)
 
 
 def check(
     home: Path, *, num_idle: int = IDLE, num_requests: int = REQUESTS, rounds: int = ROUNDS, results: Path | None = None
-) -> Found:
-    """What was answered and what was wrong; figures are printed, and saved in ``results`` where it is named."""
+) -> LoadResult:
+    """Run the check and return its outcome. Print the figures, and save them in ``results`` if it is given."""
     with _server(home) as server:
         found = asyncio.run(_load(server.url, num_idle, num_requests, rounds))
         found.problems += server_findings(server.stop(), server.output)
     values = _values(found, num_idle, num_requests, rounds)
-    say("| figure | value |", "|---|---|", *(f"| {name} | {value:g} |" for name, value in values.items()))
+    echo("| figure | value |", "|---|---|", *(f"| {name} | {value:g} |" for name, value in values.items()))
     if results is not None:
         Record("connections", "demo", values=values, notes=tuple(found.problems[:20])).save(results)
     return found
@@ -60,7 +60,7 @@ def check(
 
 @contextmanager
 def _server(home: Path) -> Iterator[live.LiveServer]:
-    """Idle connections stay as long as the check may take: on a slow machine rounds are longer than the usual limit."""
+    """Start a server whose idle timeout exceeds the duration of the check, even on a slow machine."""
     environment = {
         "MILLM_HOME": str(home),
         "MILLM_AUTH": "loopback",
@@ -73,11 +73,11 @@ def _server(home: Path) -> Iterator[live.LiveServer]:
         yield server
 
 
-async def _load(url: str, num_idle: int, num_requests: int, rounds: int) -> Found:
-    found, limits = Found(), httpx2.Limits(max_connections=None, max_keepalive_connections=num_requests)
+async def _load(url: str, num_idle: int, num_requests: int, rounds: int) -> LoadResult:
+    found, limits = LoadResult(), httpx2.Limits(max_connections=None, max_keepalive_connections=num_requests)
     idle = await asyncio.gather(*(IdleConnection.open(url) for _ in range(num_idle)))
     async with httpx2.AsyncClient(base_url=f"{url}/v1", timeout=ANSWER_S, limits=limits) as http:
-        await http.post("/chat/completions", json=BODY)  # the model is loaded now
+        await http.post("/chat/completions", json=BODY)  # loads the model
         for _ in range(rounds):
             await asyncio.gather(*(_ask(http, found, streams=number % 2 == 0) for number in range(num_requests)))
     alive = await asyncio.gather(*(connection.ask() for connection in idle), return_exceptions=True)
@@ -87,7 +87,7 @@ async def _load(url: str, num_idle: int, num_requests: int, rounds: int) -> Foun
     return found
 
 
-async def _ask(http: httpx2.AsyncClient, found: Found, *, streams: bool) -> None:
+async def _ask(http: httpx2.AsyncClient, found: LoadResult, *, streams: bool) -> None:
     began = time.perf_counter()
     try:
         response = await http.post("/chat/completions", json={**BODY, "stream": streams})
@@ -102,20 +102,20 @@ async def _ask(http: httpx2.AsyncClient, found: Found, *, streams: bool) -> None
 
 
 def problem_of(response: httpx2.Response, *, streams: bool) -> str:
-    """Empty for a whole answer, and for a refusal as it is documented."""
+    """Return "" for a complete answer and for a refusal as documented, otherwise a description of the problem."""
     if response.status_code == 200:
         whole = response.text.endswith("data: [DONE]\n\n") if streams else "choices" in response.json()
-        return "" if whole and '"error"' not in response.text else f"An answer without its end: {response.text[-300:]}"
+        return "" if whole and '"error"' not in response.text else f"Incomplete answer: {response.text[-300:]}"
     try:
         code = response.json()["error"]["code"]
     except (json.JSONDecodeError, KeyError):
-        return f"{response.status_code} without the contract's error: {response.text[:300]}"
+        return f"{response.status_code} without an OpenAI error body: {response.text[:300]}"
     if response.status_code not in REFUSALS or code != REFUSALS[response.status_code]:
         return f"{response.status_code} {code}"
     return "" if "retry-after" in response.headers else f"{response.status_code} without Retry-After"
 
 
-def _values(found: Found, num_idle: int, num_requests: int, rounds: int) -> dict[str, float]:
+def _values(found: LoadResult, num_idle: int, num_requests: int, rounds: int) -> dict[str, float]:
     times = sorted(found.times_s) or [0.0]
     return {
         "idle_connections": num_idle,
@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rounds=options.rounds,
             results=options.results,
         )
-    say("", *(f"WRONG: {problem}" for problem in found.problems[:50]), "" if found.problems else "Sound.")
+    echo("", *(f"Problem: {problem}" for problem in found.problems[:50]), "" if found.problems else "No problems.")
     sys.exit(bool(found.problems))
 
 

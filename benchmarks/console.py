@@ -1,6 +1,6 @@
-"""How long the admin's pages take on a large database: ``python -m benchmarks.console --rows 1000000``.
+"""Response times of the admin's pages with a large database: ``python -m benchmarks.console --rows 1000000``.
 
-The time is that from a request's first byte to the whole answer, over loopback: more than the server's own.
+Times are measured at the client, over loopback, from sending a request to receiving the whole response.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import httpx2
 from benchmarks.options import at_least_one
 from benchmarks.record import RESULTS, Record
 from benchmarks.report import write_report
-from benchmarks.subject import say
+from benchmarks.subject import echo
 from tests import live
 from tools.seed_load.log_rows import ID_START, PERIOD, Texts
 
@@ -49,12 +49,12 @@ def record(size: Size, rounds: int) -> Record:
         with live.serving(environment=environment) as server, _logged_in(server.url) as client:
             for name, path in pages(size, client).items():
                 values[f"{name} ms"] = _median_ms(client, path, rounds)
-                say(f"{values[f'{name} ms']:8.1f} ms  {name}")
+                echo(f"{values[f'{name} ms']:8.1f} ms  {name}")
             for form in ("csv", "jsonl"):
                 values[f"export {form} rows per s"] = _export(client, form, size.rows)
             server.stop()
     notes = (
-        f"{size.rows:,} logged requests and {size.features:,} features; medians of {rounds} after a first each.",
+        f"{size.rows:,} logged requests and {size.features:,} features; medians of {rounds}, after a warm-up.",
         "The goal is 300 ms for each page.",
     )
     return Record("console", size.name, values=values, notes=notes)
@@ -75,19 +75,19 @@ def _logged_in(url: str) -> Iterator[httpx2.Client]:
         fields = {"username": USER, "password": PASSWORD, "csrfmiddlewaretoken": _token(client, "/admin/login/")}
         answer = client.post("/admin/login/?next=/admin/", data=fields, headers={"Referer": url})
         if answer.status_code != 302:
-            raise RuntimeError(f"The login was answered with {answer.status_code}.")
+            raise RuntimeError(f"The login failed with status {answer.status_code}.")
         yield client
 
 
 def _token(client: httpx2.Client, path: str) -> str:
-    """What a form of the page sends so that its POST is taken."""
+    """Return the CSRF token of a form on the page."""
     found = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', client.get(path).raise_for_status().text)
     assert found is not None, f"{path} has no form"
     return found.group(1)
 
 
 def pages(size: Size, client: httpx2.Client) -> dict[str, str]:
-    """Paths under names for people. Words are those that most, some and one of the requests have."""
+    """Return paths by descriptive name. The searches use words that many, some and one of the requests contain."""
     common, uncommon = _words()
     deep = round((datetime.now(UTC) - PERIOD / 2).timestamp() * 1e6)
     queries = {
@@ -142,7 +142,7 @@ def pages(size: Size, client: httpx2.Client) -> dict[str, str]:
 
 
 def _first_of(client: httpx2.Client, lists: Mapping[str, str]) -> dict[str, str]:
-    """The page of the first row of each list."""
+    """Return the path of the first row of each list."""
     found = {}
     for name, path in lists.items():
         html = client.get(path).raise_for_status().text
@@ -153,7 +153,7 @@ def _first_of(client: httpx2.Client, lists: Mapping[str, str]) -> dict[str, str]
 
 
 def _words() -> tuple[str, str]:
-    """One that a large part of the prompts has, and one that about one in a thousand has."""
+    """Return a word that many of the prompts contain, and one that about one in a thousand contains."""
     texts = Texts.made(random.Random(0))  # noqa: S311 - what seed_load draws first
     counts = Counter(word for prompt in texts.prompts for word in set(prompt.split()))
     (common, _), *_ = counts.most_common(1)
@@ -174,7 +174,7 @@ def _median_ms(client: httpx2.Client, path: str, rounds: int) -> float:
 
 
 def _export(client: httpx2.Client, form: str, num_rows: int) -> float:
-    """Rows of a whole export without texts for each second."""
+    """Return the rows per second of a complete export without texts."""
     fields = {"format": form, "csrfmiddlewaretoken": _token(client, LOG)}
     began = time.perf_counter()
     lines = 0
@@ -184,7 +184,7 @@ def _export(client: httpx2.Client, form: str, num_rows: int) -> float:
         for piece in answer.iter_bytes():
             lines += piece.count(b"\n")
     if lines < num_rows:
-        raise RuntimeError(f"The export has {lines} of {num_rows} rows.")
+        raise RuntimeError(f"The export must have {num_rows} rows, got {lines}.")
     return num_rows / (time.perf_counter() - began)
 
 
@@ -193,10 +193,10 @@ def main() -> None:
     parser.add_argument("--rows", type=at_least_one, default=1_000_000)
     parser.add_argument("--features", type=int, default=65_000)
     parser.add_argument("--rounds", type=at_least_one, default=5)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where the figures go")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the figures")
     options = parser.parse_args()
     made = record(Size(options.rows, options.features), options.rounds)
-    say(f"{made.save(options.results)}")
+    echo(f"{made.save(options.results)}")
     if options.results == RESULTS:
         write_report()
 

@@ -1,7 +1,7 @@
-"""Work of one decode step as counts, which do not depend on how busy the machine is.
+"""Counts of the work of one decode step, which do not depend on the load of the machine.
 
-Python calls (functions of Python and of C) by ``sys.setprofile``; torch operators and the bytes of their new outputs
-by a dispatch mode. The sequences are in the middle of decoding, so a step makes one token each.
+Python calls (of Python and C functions) are counted with ``sys.setprofile``; torch operators and the bytes of their new
+outputs with a dispatch mode. All sequences are decoding, so each step generates one token of each.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from inference.interventions import Intervention
 
 STEPS = 8
 SETTLE = 4  # steps after the prefill that are not counted
-ENOUGH = 2048  # new tokens: no sequence ends before the last one's prompt is done
+ENOUGH = 2048  # new tokens, so that no sequence ends before the last prompt is computed
 
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """Of one decode step, on average over STEPS."""
+    """Counts of one decode step, averaged over STEPS."""
 
     python_calls: float
     torch_ops: float
@@ -38,7 +38,7 @@ class StepCounts:
 
 
 class _Operators(TorchDispatchMode):
-    """Counts operators, and the bytes of outputs that are no views of an input."""
+    """Counts operators, and the bytes of outputs that are not views of an input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def _storage(tensor: torch.Tensor) -> int:
 def decode_counts(
     loaded: LoadedModel, streams: int, *, prompt: int = 16, profiles: Sequence[Intervention] = ()
 ) -> StepCounts:
-    """Of ``streams`` greedy sequences with prompts of ``prompt`` tokens, steered by ``profiles`` in turn."""
+    """Return the counts for ``streams`` greedy sequences with prompts of ``prompt`` tokens and ``profiles`` in turn."""
     engine = ModelEngine(loaded, EngineConfig(max_batch_size=max(16, streams)))
     for i in range(streams):
         ids = tuple(3 + (i * 31 + k * 7) % 250 for k in range(prompt))
@@ -80,7 +80,7 @@ def decode_counts(
         calls = _python_calls(lambda: _steps(engine))
         with _Operators() as operators:
             _steps(engine)
-        assert engine.num_running == streams, "a sequence ended while it was counted"
+        assert engine.num_running == streams, "no sequence may end while steps are counted"
         return StepCounts(calls / STEPS, operators.calls / STEPS, operators.new_bytes / STEPS)
     finally:
         engine.fail_all("cancelled", "Counted.")
@@ -101,7 +101,7 @@ def _python_calls(act: Callable[[], None]) -> int:
             calls += 1
 
     gc.collect()
-    gc.disable()  # whoever listens to collections would be counted at whatever step one comes
+    gc.disable()  # garbage collection callbacks would be counted at an arbitrary step
     sys.setprofile(note)
     try:
         act()

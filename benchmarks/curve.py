@@ -1,4 +1,4 @@
-"""Throughput and inter-token latency over the number of streams, on the engine: ``python -m benchmarks.curve``."""
+"""Throughput and inter-token latency of the engine by number of streams: ``python -m benchmarks.curve``."""
 
 from __future__ import annotations
 

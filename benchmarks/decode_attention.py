@@ -1,7 +1,7 @@
-"""``python -m benchmarks.decode_attention``: one layer's decode attention, ours against SDPA, and the memory's speed.
+"""Decode attention of one layer, compared with SDPA and memory bandwidth: ``python -m benchmarks.decode_attention``.
 
-CPU seconds on one thread (the least of many runs), so that other work on the machine shifts them little. SDPA gets
-keys and values that lie together and the query heads of a group as rows: the best that stock torch does.
+Measures CPU seconds of one thread (the minimum of many runs), which other work on the machine affects little. SDPA gets
+contiguous keys and values, and the query heads of a group as rows, which is its fastest case.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from inference.engine.kernels.native import fallback
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK = 16, 8, 128, 32  # Qwen3-0.6B's
 CASES = ((16, 512), (16, 1024), (1, 4096))
-LAYERS = 6  # more than the processor's caches hold
+LAYERS = 6  # more than fit into the processor's caches
 SCALE = HEAD_DIM**-0.5
 
 
@@ -33,13 +33,13 @@ def main() -> None:
     sys.stdout.write(f"{native.activate()}\n\n| sequences x tokens | kernel | ms a layer | GB/s |\n|---|---|---|---|\n")
     for n, length in CASES:
         size = 2 * n * length * KV_HEADS * HEAD_DIM * 2
-        for name, seconds in least(runs(n, length), options.rounds).items():
+        for name, seconds in min_cpu_seconds(runs(n, length), options.rounds).items():
             ms, speed = seconds / LAYERS * 1e3, size * LAYERS / seconds / 1e9
             sys.stdout.write(f"| {n} x {length} | {name} | {ms:.2f} | {speed:.0f} |\n")
 
 
 def runs(n: int, length: int) -> dict[str, Callable[[], None]]:
-    """Each reads the keys and values of all layers once."""
+    """Return the functions to measure. Each reads the keys and values of all layers once."""
     found: dict[str, Callable[[], None]] = {}
     query = torch.randn(n, HEADS, HEAD_DIM).bfloat16()
     lengths = torch.full((n,), length, dtype=torch.int32)
@@ -59,8 +59,8 @@ def runs(n: int, length: int) -> dict[str, Callable[[], None]]:
 
 
 @torch.inference_mode()
-def least(runs: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """CPU seconds of the fastest of interleaved rounds."""
+def min_cpu_seconds(runs: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
+    """Return the CPU seconds of the fastest of the interleaved rounds."""
     seen: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds + 1):
         for name, run in runs.items():
@@ -89,7 +89,7 @@ def _sdpa(query: Tensor, together: list[Tensor]) -> None:
 
 
 def _read(together: list[Tensor]) -> None:
-    """A sum over the same bytes: what one thread can read at all."""
+    """Sum up the same bytes, which measures how fast one thread can read them."""
     for both in together:
         both.view(torch.int64).sum()
 

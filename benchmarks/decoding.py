@@ -1,7 +1,7 @@
-"""How near a single stream comes to the memory's limit: ``python -m benchmarks.decoding``.
+"""Decode speed of a single stream relative to the memory bandwidth: ``python -m benchmarks.decoding``.
 
-Reading memory and decoding take turns, for a shared machine's speed drifts within minutes: each round's share is of the
-reading right before and after it.
+Reading memory and decoding alternate, because the speed of a shared machine drifts within minutes. Each round is
+compared with the bandwidth measured immediately before and after it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.figures import figures
 from benchmarks.limits import READ_BYTES, read_bandwidth
 from benchmarks.options import Options, parse_options
 from benchmarks.record import Record
-from benchmarks.subject import say
+from benchmarks.subject import echo
 from benchmarks.workloads import single
 from inference.engine.config import EngineConfig
 from inference.torch_threads import borrowed_workers
@@ -26,9 +26,9 @@ READ_S = 1.0
 
 
 def record(options: Options, *, read_bytes: int = READ_BYTES, read_s: float = READ_S) -> Record:
-    """``share``: W1's decode speed over what reading the weights once a token allows; the median of the rounds."""
+    """Measure ``share``: the decode speed of W1 over the speed at which the weights could be read once per token."""
     if options.quantization:
-        raise ValueError(f"The limit is reckoned from native weights, not from {options.quantization} ones.")
+        raise ValueError(f"Quantized weights are not supported here, got {options.quantization}.")
     with running(load_shape(options.shape, options), EngineConfig()) as engine:
         _decode_tok_s(engine, options, -1)
         readings, speeds = [_read(read_bytes, read_s)], []
@@ -44,8 +44,8 @@ def record(options: Options, *, read_bytes: int = READ_BYTES, read_s: float = RE
         "decode_tok_s": statistics.median(speeds),
         "limit_tok_s": statistics.median(limits),
     }
-    say(*(f"{name}: {value:.4g}" for name, value in values.items()))
-    notes = (f"{options.rounds} rounds of reading and decoding in turns", *options.notes)
+    echo(*(f"{name}: {value:.4g}" for name, value in values.items()))
+    notes = (f"{options.rounds} alternating rounds of reading and decoding", *options.notes)
     return Record("decoding", options.label, values=values, notes=notes)
 
 

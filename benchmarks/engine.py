@@ -1,4 +1,4 @@
-"""The workloads without HTTP, on the engine's thread itself: ``python -m benchmarks.engine``."""
+"""The workloads on the engine's thread, without HTTP: ``python -m benchmarks.engine``."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ ENGINE = "miLLM engine"
 
 @dataclass(eq=False)
 class _Stream:
-    """What the engine publishes to: notes the times of a request's events, on the engine's thread."""
+    """Subscriber of a request. Records the times of its events, on the engine's thread."""
 
     job: Job
     sent_at: float
-    on_token: threading.Event = field(default_factory=threading.Event)  # set when ``wanted`` tokens are there
+    on_token: threading.Event = field(default_factory=threading.Event)  # set when ``wanted`` tokens have arrived
     ended: threading.Event = field(default_factory=threading.Event)
     wanted: int = 0
     tokens: int = 0
@@ -66,14 +66,14 @@ class _Stream:
     def trace(self) -> Trace:
         self.ended.wait(TIMEOUT_S)
         if self.failure or not self.times:
-            raise RuntimeError(f"A request failed: {self.failure or 'it made no token'}")
+            raise RuntimeError(f"A request failed: {self.failure or 'no token was generated'}")
         if self.tokens != self.job.new:
-            raise RuntimeError(f"A request made {self.tokens} tokens instead of {self.job.new}.")
+            raise RuntimeError(f"A request must generate {self.job.new} tokens, got {self.tokens}.")
         return Trace(self.sent_at, tuple(self.times), len(self.job.prompt), self.tokens, is_late=self.job.after > 0)
 
 
 class EngineSubject:
-    """An engine thread with one model. Use it inside ``running``."""
+    """An engine thread with one model, created by ``running``."""
 
     def __init__(self, loop: EngineLoop, model: str, profiles: Sequence[Intervention], name: str = ENGINE) -> None:
         self.name = name
@@ -84,8 +84,8 @@ class EngineSubject:
         self._sampling = SamplingParams(temperature=0.0, ignore_eos=True)
         self.captures: tuple[CaptureSpec, ...] = ()
 
-    def sampling_by(self, sampling: SamplingParams) -> EngineSubject:
-        """The same engine, whose requests are of this kind; how long their answers are is the workload's matter."""
+    def with_sampling(self, sampling: SamplingParams) -> EngineSubject:
+        """Return a subject on the same engine with other sampling parameters. The workload sets the answer lengths."""
         other = copy(self)
         other._sampling = sampling
         return other
@@ -104,7 +104,7 @@ class EngineSubject:
         return peak_memory_mb()
 
     def draft_counts(self) -> tuple[int, int]:
-        """Tokens that speculation guessed so far, and those of them that were right."""
+        """Return the numbers of drafted and of accepted tokens so far."""
         (stats,) = self._loop.stats().by_model
         return stats.draft_tokens, stats.accepted_draft_tokens
 
@@ -128,7 +128,7 @@ class EngineSubject:
 def running(
     loaded: LoadedModel, config: EngineConfig, profiles: Sequence[Intervention] = (), name: str = ENGINE
 ) -> Iterator[EngineSubject]:
-    """An engine of its own, with the model attached."""
+    """Run a new engine with the model attached."""
     loop = EngineLoop(config, _publish)
     loop.start()
     try:

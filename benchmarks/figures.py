@@ -1,4 +1,4 @@
-"""What was seen of each request, and the figures made of it. Times are seconds of ``time.perf_counter()``."""
+"""Traces of requests, and the figures computed from them. Times are seconds of ``time.perf_counter()``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, fields
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One request: when it was sent and when each of its token events came. A late job counts neither
-    for ITL nor for latency.
+    """Times at which a request was sent and at which its token events arrived.
+
+    Late jobs are excluded from the ITL and the latency.
     """
 
     sent_at: float
@@ -25,7 +26,7 @@ class Trace:
 
     @property
     def latency_s(self) -> float:
-        """From sending to the last token."""
+        """Seconds from sending the request to its last token."""
         return self.event_times[-1] - self.sent_at
 
     @property
@@ -34,7 +35,7 @@ class Trace:
 
     @property
     def decode_tok_s(self) -> float | None:
-        """Tokens after the first event per second; events may hold several tokens."""
+        """Tokens per second after the first event. Events may contain several tokens."""
         span = self.event_times[-1] - self.event_times[0]
         share = (len(self.event_times) - 1) / len(self.event_times)
         return self.completion_tokens * share / span if span > 0 else None
@@ -42,10 +43,10 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one run. ``decode_tok_s`` is the median stream's own speed after its first token; memory is the process' peak.
+    """Figures of one run. ``decode_tok_s`` is the speed of the median stream after its first token.
 
-    ``ttft_*`` and ``itl_*`` are None where the subject says only when it ended; what a record made before it was
-    measured lacks is None too.
+    ``ttft_*`` and ``itl_*`` are None if the subject only reports the end of a request. Figures that an older record
+    does not have are None too. The memory is the peak of the process.
     """
 
     requests: int
@@ -71,7 +72,7 @@ class Figures:
 
 
 def figures(traces: Sequence[Trace], *, peak_memory_mb: float | None = None) -> Figures:
-    """Of requests that all ended; every trace has at least one event."""
+    """Compute the figures of completed requests. Every trace must have at least one event."""
     seconds = max(t.event_times[-1] for t in traces) - min(t.sent_at for t in traces)
     prompt, made = sum(t.prompt_tokens for t in traces), sum(t.completion_tokens for t in traces)
     gaps = [gap for t in traces if not t.is_late for gap in t.gaps_s]
@@ -100,7 +101,7 @@ def figures(traces: Sequence[Trace], *, peak_memory_mb: float | None = None) -> 
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Linear between the nearest ranks; None of nothing."""
+    """Return the percentile, interpolated linearly between the nearest ranks; None if there are no values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -111,7 +112,7 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 
 def median_figures(rounds: Sequence[Figures]) -> Figures:
-    """Each figure's own median; None where a round lacks it."""
+    """Return the median of each figure; None if a round lacks it."""
     middle: dict[str, float | None] = {}
     for field in fields(Figures):
         values = [getattr(figure, field.name) for figure in rounds]

@@ -1,4 +1,4 @@
-"""The random models as GGUF files, for llama.cpp. Needs the ``gguf`` package."""
+"""Write the random models as GGUF files for llama.cpp. Requires the ``gguf`` package."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ NORMAL, CONTROL = 1, 3  # GGUF's token types
 
 
 def write_gguf(shape: Shape, path: Path, kind: str) -> Path:
-    """``kind`` is a type of GGML such as BF16 or Q8_0, for the matrices; norms stay float32. Written once."""
+    """Write the file if it does not exist, and return its path.
+
+    ``kind`` is the GGML type of the matrices, such as BF16 or Q8_0; norms stay float32.
+    """
     target = path / f"{kind}.gguf"
     if target.exists():
         return target
@@ -54,7 +57,7 @@ def write_gguf(shape: Shape, path: Path, kind: str) -> Path:
 
 
 def gguf_name(name: str) -> str:
-    """llama.cpp's name of a tensor; KeyError where it has none."""
+    """Return llama.cpp's name of a tensor. Raise KeyError if it has none."""
     if name in WHOLE:
         return WHOLE[name]
     _, _, layer, rest = name.split(".", 3)
@@ -62,12 +65,12 @@ def gguf_name(name: str) -> str:
 
 
 def _is_paired(shape: Shape, name: str) -> bool:
-    """Whether llama.cpp rotates neighbouring places of a head, and not the two halves, in this architecture."""
+    """Return whether llama.cpp rotates adjacent dimensions of a head instead of its halves in this architecture."""
     return shape.family == "llama" and ("q_proj" in name or "k_proj" in name)
 
 
 def _interleaved(weight: Any, heads: int) -> Any:
-    """Rows of each head from halves to neighbouring pairs."""
+    """Reorder the rows of each head from halves to adjacent pairs."""
     rows, width = weight.shape
     return weight.reshape(heads, 2, rows // heads // 2, width).swapaxes(1, 2).reshape(rows, width)
 
@@ -94,6 +97,6 @@ def _add_tokens(writer: Any, path: Path) -> None:
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(names)
     writer.add_token_types([CONTROL if name in SPECIAL_TOKENS else NORMAL for name in names])
-    writer.add_token_merges(["w 0"])  # llama.cpp wants at least one
+    writer.add_token_merges(["w 0"])  # llama.cpp requires at least one
     writer.add_eos_token_id(names.index("<|im_end|>"))
     writer.add_pad_token_id(names.index("<|endoftext|>"))

@@ -1,4 +1,4 @@
-"""What was set out to be reached, and what the records say about it. Every figure is a ratio within one run."""
+"""The goals, and whether the records meet them. Speeds are compared as ratios within one run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LLAMA_Q8 = "llama.cpp Q8_0"
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Met when the measured figure is at least (or, where ``at_most``, at most) ``bound``."""
+    """A goal. It is met if the figure is at least ``bound``, or with ``at_most``, at most ``bound``."""
 
     topic: str
     text: str
@@ -50,7 +50,7 @@ class Records:
     def ratio(
         self, program: str, workload: str, figure: str, above: str, below: str, *, shape: str = ""
     ) -> float | None:
-        """One subject's figure over another's, on one workload of one run."""
+        """Return the ratio of the figures of two subjects on a workload of the same run."""
         record = self.get(program, shape)
         rows = {} if record is None else {r.subject: r for r in record.rows if r.workload == workload}
         return ratios(rows, figure, above, below) if above in rows and below in rows else None

@@ -1,8 +1,8 @@
-"""The GPU's rows, on a machine that has nothing but torch and transformers: ``make bench-gpu``.
+"""The figures of a GPU: ``make bench-gpu``. Requires only torch and transformers, no web server and no database.
 
-No web server and no database: the engine itself beside transformers' continuous batching, in turns, with and without
-captured decode steps and the flash kernel, and the cost of steering with 64 profiles that add, clamp or do both.
-Prints which kernels were chosen, then the table, and saves the figures.
+Measures the engine and transformers' continuous batching in turns, with and without CUDA graphs and the flash kernel,
+and the cost of steering with 64 profiles that add, clamp or do both. Prints the chosen kernels and the table, and saves
+the figures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.profiles import KINDS
 from benchmarks.record import Record
 from benchmarks.shapes import shape_folder
 from benchmarks.steering import Steered
-from benchmarks.subject import Plan, Row, Subject, measure, ratios, say
+from benchmarks.subject import Plan, Row, Subject, echo, measure, ratios
 from benchmarks.transformers_peers import GenerateBatch, load_module
 from benchmarks.workloads import MAKERS, streams
 from inference.engine.cache.device_memory import device_memory
@@ -32,7 +32,7 @@ from inference.interventions import Intervention
 PEER = "transformers generate_batch"
 NO_GRAPHS, NO_FLASH, PLAIN = "graphs off", "flash off", "graphs and flash off"
 STEERED = 64
-MAX_SEQ_LEN = 2048  # longer than every sequence here, so that all caches fit beside each other
+MAX_SEQ_LEN = 2048  # longer than every sequence here, and short enough that all caches fit into memory
 CACHE_SHARE = 1 / 8  # of the free memory, for each of the engines
 ENGINES: dict[str, EngineConfig] = {
     ENGINE: EngineConfig(),
@@ -43,7 +43,7 @@ ENGINES: dict[str, EngineConfig] = {
 
 
 def record(options: Options) -> Record:
-    """W1 and W2, and 64 streams with and without 64 profiles, wherever torch runs; the GPU where there is one."""
+    """Measure W1, W2, and 64 streams with and without 64 profiles, on the GPU or, without one, on the CPU."""
     found, plan = limits(options.shape), Plan(options.scale, options.rounds)
     loaded = load_shape(options.shape, options)
     module = load_module(options.shape, shape_folder(options.shape, options.folder))
@@ -68,17 +68,17 @@ def record(options: Options) -> Record:
 
 
 def _runs(peer: Subject, plan: Plan) -> bool:
-    """A peer that does not work with what is installed must not cost the other figures."""
+    """Return whether the peer works. One that does not must not prevent the other measurements."""
     try:
         peer.run(MAKERS["W1"](replace(plan.scale, share=plan.scale.share / 16), -2))
     except Exception as error:  # noqa: BLE001 - whatever another project's code raises
-        say(f"{peer.name} is left out: {type(error).__name__}: {error}")
+        echo(f"Skipping {peer.name}. {type(error).__name__}: {error}")
         return False
     return True
 
 
 def derived(rows: Sequence[Row], found: Mapping[str, float]) -> dict[str, float]:
-    """What the goals ask, of this one run, and what each way of running gains."""
+    """Return the figures that the goals need, and the gain of each engine option."""
     of = {workload: {row.subject: row for row in rows if row.workload == workload} for workload in ("W1", "W2")}
     steered = {row.subject: row for row in rows if row.workload == f"streams {STEERED}"}
     speed = of["W1"][ENGINE].median.decode_tok_s
@@ -133,13 +133,15 @@ def _ms(seconds: float | None) -> float | None:
 
 def main() -> None:
     options = options_of(options_parser(__doc__, shape="qwen3-0.6b").parse_args())
-    logging.basicConfig(level=logging.INFO, format="%(message)s")  # which kernels are taken, and why not others
+    logging.basicConfig(
+        level=logging.INFO, format="%(message)s"
+    )  # shows the chosen kernels and why others were not chosen
     machine = this_machine()
     if not torch.cuda.is_available():
-        say("No GPU here: these are the CPU's figures.")
+        echo("There is no GPU. Measuring the CPU.")
     done = record(options)
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
-    say("", f"{machine.accelerator or machine.cpu}; {versions}; {options.shape.name}", "", *table(done))
+    echo("", f"{machine.accelerator or machine.cpu}; {versions}; {options.shape.name}", "", *table(done))
     done.save(options.results)
 
 

@@ -1,4 +1,4 @@
-"""A connection that stays open between two requests that lie far apart."""
+"""A connection that stays open and idle between two requests."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class IdleConnection:
 
     @classmethod
     async def open(cls, url: str) -> IdleConnection:
-        """Connected and used once; RuntimeError where that was not answered."""
+        """Open a connection and use it once. Raise RuntimeError if the response is not 200."""
         place = urlsplit(url)
         connection = cls(*await asyncio.open_connection(place.hostname, place.port))
         if (first := await connection.ask()) != b"HTTP/1.1 200 OK":
-            raise RuntimeError(f"A new connection was answered {first!r}.")
+            raise RuntimeError(f"A new connection must get 200, got {first!r}.")
         return connection
 
     async def ask(self) -> bytes:
-        """The first line of the answer, which is read to its end."""
+        """Send a request, read the whole response and return its first line."""
         self._writer.write(REQUEST)
         async with asyncio.timeout(READ_S):
             head = await self._reader.readuntil(b"\r\n\r\n")

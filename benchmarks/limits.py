@@ -1,6 +1,6 @@
-"""``python -m benchmarks.limits``: what the machine can do at most, in bytes read and in multiplications per second.
+"""The machine's memory bandwidth and arithmetic throughput: ``python -m benchmarks.limits``.
 
-Each is the best of several ways and repetitions: a limit is what nothing here has exceeded.
+Each limit is the best of several methods and repetitions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn import functional
 from benchmarks.options import Options, parse_options
 from benchmarks.record import Record
 from benchmarks.shapes import Shape
-from benchmarks.subject import say
+from benchmarks.subject import echo
 from inference.torch_threads import borrowed_workers
 
 READ_BYTES = 512 * 2**20  # far more than any cache here
@@ -31,17 +31,17 @@ def record(options: Options) -> Record:
 def limits(
     shape: Shape, device: str = "", *, read_bytes: int = READ_BYTES, repeat_s: float = REPEAT_S
 ) -> dict[str, float]:
-    """GB/s read, GFLOP/s at GEMM_ROWS rows, and what they allow the shape: tokens/s at batch 1, and of prefill.
+    """Return GB/s read, GFLOP/s at GEMM_ROWS rows, and the resulting limits of the shape in tokens/s.
 
-    Prefill is bounded by the faster type: weights in bfloat16 may be widened on the way, where a processor has no
-    instructions for them.
+    These are for decoding at batch size 1 and for prefill. The faster type limits prefill, because bfloat16 weights can
+    be converted to float32 on processors without bfloat16 instructions.
     """
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     read = read_bandwidth(place, read_bytes, repeat_s)
     narrow = gemm_rate(place, shape.hidden, shape.intermediate, repeat_s, torch.bfloat16)
     wide = gemm_rate(place, shape.hidden, shape.intermediate, repeat_s, torch.float32)
     flops_per_token = 2 * shape.bytes_per_step / getattr(torch, shape.dtype).itemsize
-    say(f"limits: {read / 1e9:.1f} GB/s read, {narrow / 1e9:.0f} GFLOP/s bfloat16, {wide / 1e9:.0f} float32")
+    echo(f"limits: {read / 1e9:.1f} GB/s read, {narrow / 1e9:.0f} GFLOP/s bfloat16, {wide / 1e9:.0f} float32")
     return {
         "read_gb_s": read / 1e9,
         "bf16_gflop_s": narrow / 1e9,
@@ -53,7 +53,7 @@ def limits(
 
 
 def read_bandwidth(device: torch.device, num_bytes: int, repeat_s: float) -> float:
-    """Bytes per second: reductions, a product with a vector, and copies (half of whose traffic is reading)."""
+    """Return bytes read per second, from reductions, matrix-vector products and copies (half of their traffic)."""
     numbers = torch.ones(num_bytes // 4, device=device)
     square = numbers.view(-1, 1024)
     vector, target = torch.ones(1024, device=device), torch.empty_like(numbers)
@@ -68,7 +68,7 @@ def read_bandwidth(device: torch.device, num_bytes: int, repeat_s: float) -> flo
 
 
 def gemm_rate(device: torch.device, hidden: int, wide: int, repeat_s: float, dtype: torch.dtype) -> float:
-    """Multiply-adds count as two, per second, of GEMM_ROWS rows through a linear of the shape or a square one."""
+    """Return FLOP/s (a multiply-add counts as two) of GEMM_ROWS rows through a linear of the shape or a square one."""
     ways = [_linear(device, hidden, wide, dtype), _linear(device, 2048, 2048, dtype)]
     return max(flops / _best_s(act, device, repeat_s / len(ways)) for act, flops in ways)
 
@@ -80,7 +80,7 @@ def _linear(device: torch.device, width: int, height: int, dtype: torch.dtype) -
 
 
 def _best_s(act: Callable[[], object], device: torch.device, repeat_s: float) -> float:
-    """Seconds of the fastest call within the time, after one that does not count."""
+    """Return the seconds of the fastest call within ``repeat_s``, after a warm-up call."""
     best = float("inf")
     _timed(act, device)
     end = time.perf_counter() + repeat_s

@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""The machine on which the figures were measured."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def this_machine() -> Machine:
 
 
 def peak_memory_mb(pid: int | str = "self") -> float | None:
-    """The largest resident set of a process on this machine so far; None when it cannot be read."""
+    """Return the peak resident set size of a process on this machine, or None if it cannot be read."""
     try:
         return _proc_number(f"/proc/{pid}/status", "VmHWM:") / 1024
     except (OSError, ValueError):
@@ -53,11 +53,11 @@ def peak_memory_mb(pid: int | str = "self") -> float | None:
 
 
 def _proc_number(path: str, name: str) -> float:
-    """Of a line such as ``VmHWM:  1234 kB``."""
+    """Return the number in a line such as ``VmHWM:  1234 kB``."""
     for line in Path(path).read_text().splitlines():
         if line.startswith(name):
             return float(line.split()[1])
-    raise ValueError(f"{path} has no line {name}")
+    raise ValueError(f"{path} has no line `{name}`.")
 
 
 def _cpu_name() -> str:
@@ -75,7 +75,7 @@ def _version(name: str) -> str:
 
 
 def _commit() -> str:
-    """The commit that is checked out, read from .git without a program; empty outside a clone."""
+    """Return the current commit, read from .git without running git; empty outside a clone."""
     git = Path(__file__).resolve().parent.parent / ".git"
     try:
         head = (git / "HEAD").read_text().strip()

@@ -1,4 +1,4 @@
-"""The command line that all programs share."""
+"""Command line options that all programs share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from benchmarks.workloads import MAKERS, Scale
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``share`` shortens every prompt and completion; ``folder`` holds the random models, ``results`` the figures."""
+    """Options. ``share`` scales the length of prompts and completions.
+
+    ``folder`` is for the random models, ``results`` for the figures.
+    """
 
     shape: Shape = SHAPES["small"]
     rounds: int = 3
@@ -26,12 +29,12 @@ class Options:
 
     @property
     def label(self) -> str:
-        """What the figures are filed under."""
+        """Name under which the figures are stored."""
         return f"{self.shape.name}-{self.quantization}" if self.quantization else self.shape.name
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the figures must know of how they were taken."""
+        """Notes for readers of the figures on how they were measured."""
         return () if self.share == 1 else (f"Prompts and completions of {self.share:g} times their full length.",)
 
     @property
@@ -47,16 +50,18 @@ def parse_options(
 
 
 def options_parser(description: str | None, *, shape: str = "small", rounds: int = 3) -> argparse.ArgumentParser:
-    """For programs with options of their own beside these."""
+    """Return a parser with the shared options, to which a program can add others."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--shape", choices=SHAPES, default=shape)
-    parser.add_argument("--rounds", type=at_least_one, default=rounds, help="figures are medians over them")
-    parser.add_argument("--share", type=float, default=1.0, help="of the full prompt and completion lengths")
-    parser.add_argument("--workloads", nargs="+", choices=MAKERS, default=list(MAKERS))
-    parser.add_argument("--folder", type=Path, default=DEFAULT_FOLDER, help="where random models are kept")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where the figures go")
     parser.add_argument(
-        "--quantization", choices=("", "int8"), default="", help="of our weights; peers stay as they are"
+        "--rounds", type=at_least_one, default=rounds, help="number of rounds; figures are their medians"
+    )
+    parser.add_argument("--share", type=float, default=1.0, help="fraction of the full prompt and completion lengths")
+    parser.add_argument("--workloads", nargs="+", choices=MAKERS, default=list(MAKERS))
+    parser.add_argument("--folder", type=Path, default=DEFAULT_FOLDER, help="folder of the random models")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the figures")
+    parser.add_argument(
+        "--quantization", choices=("", "int8"), default="", help="quantization of our weights, not of the peers'"
     )
     return parser
 
@@ -76,5 +81,5 @@ def options_of(parsed: argparse.Namespace) -> Options:
 def at_least_one(text: str) -> int:
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
     return value

@@ -1,7 +1,7 @@
-"""Other engines beside ours, in turns, in one run: ``python -m benchmarks.peers``.
+"""Comparison with other engines, in turns within one run: ``python -m benchmarks.peers``.
 
-transformers' ``generate`` and ``generate_batch`` in this process; vLLM and llama.cpp where an environment variable
-names them (see benchmarks/process_peers.py); any other server by ``--peer NAME=URL``.
+transformers' ``generate`` and ``generate_batch`` run in this process. vLLM and llama.cpp are measured if an environment
+variable names them (see benchmarks/process_peers.py), any other server with ``--peer NAME=URL``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.process_peers import CACHE_GIB, LLAMA_SERVER, VLLM, VLLM_DTYPE, 
 from benchmarks.record import Record
 from benchmarks.serve import HttpSubject, serving_shape
 from benchmarks.shapes import shape_folder
-from benchmarks.subject import Plan, Row, Subject, measure, say
+from benchmarks.subject import Plan, Row, Subject, echo, measure
 from benchmarks.transformers_peers import GENERATE, GENERATE_BATCH, Generate, GenerateBatch, load_module
 from benchmarks.workloads import MAKERS
 from inference.engine.config import EngineConfig
@@ -26,9 +26,9 @@ WORKLOADS = ("W1", "W2")
 
 
 def record(options: Options, urls: Sequence[tuple[str, str]] = (), without: Sequence[str] = ()) -> Record:
-    """``urls`` are names and addresses of servers that run already and call the model as the shape is called.
+    """Measure all peers. ``urls`` are names and URLs of running servers, whose model has the name of the shape.
 
-    Subjects named in ``without`` are left out, and the record says so: ``generate_batch`` takes many minutes on a CPU.
+    Subjects in ``without`` are skipped, which the record notes: ``generate_batch`` takes many minutes on a CPU.
     """
     found = limits(options.shape)
     cache_bytes = CACHE_GIB * 2**30
@@ -42,20 +42,20 @@ def record(options: Options, urls: Sequence[tuple[str, str]] = (), without: Sequ
         subjects += [HttpSubject(url, options.shape.name, name=name) for name, url in urls]
         own = [peer for peer in peers(options.shape, options.folder) if peer.name not in without]
         for peer in own:
-            say(f"{peer.name} starts ...")
+            echo(f"Starting {peer.name} ...")
             log = options.folder / f"{peer.name.replace(' ', '-')}.log"
             subjects.append(stack.enter_context(started(peer, log)))
         rows = _measure(subjects, options)
     notes = (
         *options.notes,
-        *(f"{name} was left out." for name in without),
+        *(f"{name} was skipped." for name in without),
         *_peer_notes([s.name for s in subjects], without),
     )
     return Record("peers", options.label, rows, values=found, notes=notes)
 
 
 def _transformers(stack: ExitStack, options: Options, without: Sequence[str]) -> Iterator[Subject]:
-    """Both share one module, which takes memory only where one of them is wanted."""
+    """Yield transformers' subjects. They share one module, which is only loaded if one of them is measured."""
     if {GENERATE, GENERATE_BATCH} <= set(without):
         return
     module = load_module(options.shape, shape_folder(options.shape, options.folder))
@@ -71,14 +71,14 @@ def _measure(subjects: Sequence[Subject], options: Options) -> tuple[Row, ...]:
 
 
 def _peer_notes(names: Sequence[str], without: Sequence[str]) -> tuple[str, ...]:
-    """What must be known of the peers: which were not there to be measured, and what vLLM computed in."""
+    """Return notes on the peers: which were not measured, and vLLM's dtype."""
     notes, names = [], [*names, *without]
     if os.environ.get(VLLM_DTYPE) and "vLLM" in names:
-        notes.append(f"vLLM computed in {os.environ[VLLM_DTYPE]}, as {VLLM_DTYPE} wants it.")
+        notes.append(f"vLLM computed in {os.environ[VLLM_DTYPE]} (set by {VLLM_DTYPE}).")
     if not any(name.startswith("vLLM") for name in names):
-        notes.append(f"vLLM was not measured: {VLLM} does not name its program.")
+        notes.append(f"vLLM was not measured: {VLLM} is not set.")
     if not any(name.startswith("llama.cpp") for name in names):
-        notes.append(f"llama.cpp was not measured: {LLAMA_SERVER} does not name its llama-server.")
+        notes.append(f"llama.cpp was not measured: {LLAMA_SERVER} is not set.")
     return tuple(notes)
 
 
@@ -90,7 +90,7 @@ def _named_url(text: str) -> tuple[str, str]:
 if __name__ == "__main__":
     parser = options_parser(__doc__)
     parser.add_argument("--peer", type=_named_url, action="append", default=[], metavar="NAME=URL")
-    parser.add_argument("--without", action="append", default=[], metavar="NAME", help="a subject to leave out")
+    parser.add_argument("--without", action="append", default=[], metavar="NAME", help="a subject to skip")
     parsed = parser.parse_args()
     chosen = options_of(parsed)
     record(chosen, parsed.peer, parsed.without).save(chosen.results)

@@ -1,4 +1,4 @@
-"""Throughput and inter-token latency over the number of streams, drawn."""
+"""Plot of throughput and inter-token latency by number of streams."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BLUE, ORANGE = "#2563eb", "#ea580c"
 
 
 def draw(record: Record, path: Path = PATH) -> Path:
-    """Of a record of benchmarks.curve; streams double from point to point, so the axis is logarithmic."""
+    """Plot a record of benchmarks.curve. The axis is logarithmic, because the number of streams doubles per point."""
     from matplotlib.figure import Figure
 
     rows = sorted(record.rows, key=lambda row: row.median.requests)

@@ -1,10 +1,10 @@
-"""Peers that run as servers of their own: vLLM's and llama.cpp's, started here or running already.
+"""Peers that run as separate servers: vLLM and llama.cpp.
 
-A peer lives in an environment of its own, so it is named by a path: ``MILLM_BENCH_VLLM`` is vLLM's ``vllm`` program,
-``MILLM_BENCH_LLAMA_SERVER`` llama.cpp's ``llama-server``. Anything else that speaks the OpenAI API is measured by URL.
+Each peer has its own environment, so it is given by a path: ``MILLM_BENCH_VLLM`` is vLLM's ``vllm`` program,
+``MILLM_BENCH_LLAMA_SERVER`` llama.cpp's ``llama-server``. Other servers with the OpenAI API are measured by URL.
 
-``MILLM_BENCH_VLLM_DTYPE`` is what vLLM computes in where that is not the model's dtype: a processor without bfloat16
-instructions makes vLLM several times faster in float32, and a peer is measured at its best.
+``MILLM_BENCH_VLLM_DTYPE`` is the dtype of vLLM if it differs from the model's. On a processor without bfloat16
+instructions, vLLM is several times faster in float32, and peers are measured in their fastest configuration.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VLLM_DTYPE = "MILLM_BENCH_VLLM_DTYPE"
 START_S = 600.0
 SLOTS = 16
 CONTEXT = 8192
-CACHE_GIB = 4  # of keys and values, for every server here, so that several fit side by side
+CACHE_GIB = 4  # KV cache size of every server here, so that several fit into memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Peer:
 
 
 def peers(shape: Shape, folder: Path, environment: Mapping[str, str] = os.environ) -> list[Peer]:
-    """Those whose programs ``environment`` names."""
+    """Return the peers whose programs ``environment`` names."""
     found = []
     if environment.get(VLLM):
         dtype = environment.get(VLLM_DTYPE) or shape.dtype
@@ -110,7 +110,7 @@ def llama_server(program: str, shape: Shape, file: Path, kind: str) -> Peer:
 
 @contextmanager
 def started(peer: Peer, log: Path) -> Iterator[HttpSubject]:
-    """The peer, ready for requests; it is ended in the end. ``log`` gets its output."""
+    """Start the peer, yield it when it is ready for requests, and stop it. Its output goes to ``log``."""
     with log.open("w") as output:
         process = subprocess.Popen(  # noqa: S603 - a program that the caller names
             peer.command, env={**os.environ, **peer.environment}, stdout=output, stderr=subprocess.STDOUT
@@ -132,14 +132,14 @@ def _await_ready(process: subprocess.Popen[bytes], url: str, name: str, log: Pat
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise RuntimeError(f"{name} ended with {process.returncode}; its output lies in {log}.")
+            raise RuntimeError(f"{name} exited with code {process.returncode}. Its output is in {log}.")
         try:
             if httpx2.get(f"{url}/models", timeout=2).status_code == 200:
                 return
         except httpx2.TransportError:
             pass
         time.sleep(0.5)
-    raise RuntimeError(f"{name} was not ready within {START_S:g} s; its output lies in {log}.")
+    raise RuntimeError(f"{name} was not ready within {START_S:g} s. Its output is in {log}.")
 
 
 def free_port() -> int:

@@ -21,12 +21,12 @@ from inference.interventions import (
 )
 
 D_SAE = 16384
-RULES = 3  # features that a clamping profile edits
+RULES = 3  # number of features that a clamping profile edits
 
 
 @dataclass
-class RandomReader:
-    """A relu SAE of random weights."""
+class RandomSAE:
+    """A ReLU SAE with random weights."""
 
     key: str
     w_enc: Tensor
@@ -48,29 +48,33 @@ class RandomReader:
         return FeatureColumns(self.w_dec[features], read, threshold=torch.zeros(len(features)))
 
 
-def adding(loaded: LoadedModel, count: int) -> list[Intervention]:
-    """``count`` profiles that each add a vector of their own."""
+def additive_profiles(loaded: LoadedModel, count: int) -> list[Intervention]:
+    """Return ``count`` profiles that each add a different vector."""
     return [_add(loaded, seed) for seed in range(count)]
 
 
-def clamping(loaded: LoadedModel, count: int) -> list[Intervention]:
-    """``count`` profiles that each clamp RULES features of their own, all of one SAE."""
+def clamping_profiles(loaded: LoadedModel, count: int) -> list[Intervention]:
+    """Return ``count`` profiles that each clamp RULES different features of the same SAE."""
     weights = torch.randn(loaded.hidden_size, D_SAE, generator=torch.Generator().manual_seed(0))
     weights = weights.to(loaded.device)
-    reader = RandomReader("sae", weights * 0.02, weights.t().contiguous())
+    reader = RandomSAE("sae", weights * 0.02, weights.t().contiguous())
     return [_clamp(loaded, reader, seed) for seed in range(count)]
 
 
-def mixing(loaded: LoadedModel, count: int) -> list[Intervention]:
-    """Profiles that add, clamp, and do both at two layers under a window, in turn."""
-    added, clamped = adding(loaded, count), clamping(loaded, count)
+def mixed_profiles(loaded: LoadedModel, count: int) -> list[Intervention]:
+    """Return profiles that alternately add, clamp, and do both at two layers within a window."""
+    added, clamped = additive_profiles(loaded, count), clamping_profiles(loaded, count)
     return [
         (one, other, _both(loaded, one, other))[i % 3]
         for i, (one, other) in enumerate(zip(added, clamped, strict=True))
     ]
 
 
-KINDS: dict[str, Callable[[LoadedModel, int], list[Intervention]]] = {"add": adding, "clamp": clamping, "mixed": mixing}
+KINDS: dict[str, Callable[[LoadedModel, int], list[Intervention]]] = {
+    "add": additive_profiles,
+    "clamp": clamping_profiles,
+    "mixed": mixed_profiles,
+}
 
 
 def _add(loaded: LoadedModel, seed: int) -> Intervention:
@@ -84,7 +88,7 @@ def _both(loaded: LoadedModel, one: Intervention, other: Intervention) -> Interv
     return Intervention(f"{one.fingerprint}-{other.fingerprint}", (late, *other.edits, NormEdit(_site(loaded))))
 
 
-def _clamp(loaded: LoadedModel, reader: RandomReader, seed: int) -> Intervention:
+def _clamp(loaded: LoadedModel, reader: RandomSAE, seed: int) -> Intervention:
     rules = tuple(FeatureRule(seed * RULES + i, gain=0.0, offset=0.5) for i in range(RULES))
     return Intervention(f"clamp-{seed}", (ReaderEdit(_site(loaded), reader, rules),))
 

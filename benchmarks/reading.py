@@ -1,7 +1,7 @@
-"""The cost of reading, for those who read and of watch rules: ``python -m benchmarks.reading``.
+"""The cost of capturing activations and of watch rules: ``python -m benchmarks.reading``.
 
-One engine and 16 streams; what their requests read is the subject. Rules that never find anything stand for watch
-rules, as findings are rare.
+One engine with 16 streams; the subjects differ in what their requests capture. Rules that never match represent watch
+rules, because matches are rare.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks.engine import EngineSubject, load_shape, running
 from benchmarks.figures import Trace
 from benchmarks.options import Options, parse_options
-from benchmarks.profiles import D_SAE, RandomReader
+from benchmarks.profiles import D_SAE, RandomSAE
 from benchmarks.record import Record
 from benchmarks.subject import Plan, measure
 from benchmarks.workloads import Workload, streams
@@ -30,8 +30,8 @@ RULES = 8
 
 
 @dataclass
-class RandomEncoder(RandomReader):
-    """With ``k`` a TopK SAE, where each activation depends on all."""
+class RandomEncoder(RandomSAE):
+    """A ReLU SAE, or with ``k`` a TopK SAE, where each activation depends on all others."""
 
     k: int = 0
 
@@ -46,8 +46,8 @@ class RandomEncoder(RandomReader):
         return self.encode(h)[:, features] if self.k else super().activations(h, features)
 
 
-class Reading:
-    """An engine subject whose requests read."""
+class CapturingSubject:
+    """An engine subject whose requests capture activations."""
 
     def __init__(self, engine: EngineSubject, name: str, captures: tuple[CaptureSpec, ...]) -> None:
         self.name = name
@@ -62,7 +62,7 @@ class Reading:
 
 
 def captures_of(loaded: LoadedModel) -> Mapping[str, tuple[CaptureSpec, ...]]:
-    """What a subject captures, by its name. The first and the last one tell how far ratios can be trusted."""
+    """Return the captures of each subject by name. The first and the last one show how reliable the ratios are."""
     site, features = Site(loaded.num_layers // 2), tuple(range(RULES))
     weights = torch.randn(loaded.hidden_size, D_SAE, generator=torch.Generator().manual_seed(0)) * 0.02
     weights = weights.to(loaded.device)
@@ -88,7 +88,7 @@ def record(options: Options) -> Record:
     loaded = load_shape(options.shape, options)
     config = EngineConfig(max_batch_size=STREAMS)
     with running(loaded, config) as engine:
-        subjects = [Reading(engine, name, captures) for name, captures in captures_of(loaded).items()]
+        subjects = [CapturingSubject(engine, name, captures) for name, captures in captures_of(loaded).items()]
         rows = measure(subjects, [streams(STREAMS)], Plan(options.scale, options.rounds))
     return Record("reading", options.label, tuple(rows), notes=(f"{STREAMS} streams, {D_SAE} features",))
 

@@ -1,4 +1,4 @@
-"""One program's results as JSON under ``benchmarks/results``, which the report reads."""
+"""Results of a program, stored as JSON under ``benchmarks/results`` for the report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """``values`` are single numbers that are no request figures, such as the machine's limits."""
+    """Results of one program. ``values`` are single numbers, such as the limits of the machine."""
 
     program: str
     shape: str

@@ -1,4 +1,4 @@
-"""Writes the results section of benchmarks/README.md from the records: ``python -m benchmarks.report``."""
+"""Write the results section of benchmarks/README.md from the records: ``python -m benchmarks.report``."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ COLUMNS: tuple[tuple[str, Callable[[Figures], float | None]], ...] = (
     ("peak MB", lambda f: f.peak_memory_mb),
 )
 TITLES = {
-    "peers": "Beside other engines",
-    "decoding": "One stream and the memory's limit",
-    "serve": "Over HTTP and without",
+    "peers": "Comparison with other engines",
+    "decoding": "One stream relative to memory bandwidth",
+    "serve": "With and without HTTP",
     "engine": "Without HTTP",
     "steering": "Steering",
-    "curve": "Over the number of streams",
+    "curve": "By number of streams",
     "speculation": "Prompt lookup",
     "gpu": "On a GPU",
-    "limits": "The machine's limits",
+    "limits": "Limits of the machine",
     "start": "Start",
-    "console": "Pages on a large database",
+    "console": "Pages with a large database",
     "soak": "Soak",
 }
 
 
 def results(records: Sequence[Record], picture: str) -> list[str]:
-    """The whole section: goals first, then each program's record of each shape."""
+    """Return the whole section: the goals, then the record of each program and shape."""
     lines = ["## Goals", "", *goals_table(Records(records)), ""]
     if picture:
-        lines += [f"![Throughput and inter-token latency over the number of streams]({picture})", ""]
+        lines += [f"![Throughput and inter-token latency by number of streams]({picture})", ""]
     order = list(TITLES)
     for record in sorted(records, key=lambda r: (order.index(r.program), r.shape != FULL, r.shape)):
         lines += section(record)
@@ -71,8 +71,8 @@ def section(record: Record) -> list[str]:
 
 
 def where(machine: Machine) -> str:
-    """The machine, the date and the versions in one sentence's worth."""
-    place = f"{machine.accelerator} beside {machine.cpu}" if machine.accelerator else machine.cpu
+    """Describe the machine, the date and the versions in one line."""
+    place = f"{machine.accelerator} with {machine.cpu}" if machine.accelerator else machine.cpu
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     commit = f", commit {machine.commit}" if machine.commit else ""
     return (
@@ -82,7 +82,7 @@ def where(machine: Machine) -> str:
 
 
 def rows_table(rows: Sequence[Row]) -> list[str]:
-    """Ratio: output tokens per second over those of the first subject on the same workload."""
+    """Return the table. Ratio: output tokens per second relative to the first subject on the same workload."""
     titles = ["workload", "subject", *(title for title, _ in COLUMNS), "ratio"]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     first: dict[str, Row] = {}
@@ -95,11 +95,11 @@ def rows_table(rows: Sequence[Row]) -> list[str]:
 
 
 def replace_section(text: str, lines: Sequence[str]) -> str:
-    """``text`` with the part between the marks replaced; ValueError where it has none."""
+    """Return ``text`` with the part between the markers replaced. Raise ValueError if it has no markers."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"The page needs the marks {BEGIN} and {END}.")
+        raise ValueError(f"The page must contain the markers {BEGIN} and {END}.")
     return f"{before}{BEGIN}\n\n" + "\n".join(lines).strip() + f"\n\n{END}{after}"
 
 

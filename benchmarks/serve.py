@@ -1,7 +1,7 @@
 """The workloads over HTTP with streaming: ``python -m benchmarks.serve``.
 
-Starts a server of its own, and measures it in turns with the engine without HTTP, so that the server's overhead is a
-ratio of one run. ``--url`` measures a server that runs already, of any make, through the OpenAI API.
+Starts a server, and measures it in turns with the engine without HTTP, so that the overhead of the server is a ratio
+within one run. ``--url`` measures any running server with the OpenAI API instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.engine import load_shape, running
 from benchmarks.figures import Trace
 from benchmarks.machine import peak_memory_mb
 from benchmarks.options import Options, options_of, options_parser
-from benchmarks.profiles import adding
+from benchmarks.profiles import additive_profiles
 from benchmarks.record import Record
 from benchmarks.server import own_server, profile_name
 from benchmarks.subject import Plan, Subject, measure
@@ -36,14 +36,14 @@ TIMEOUT_S = 3600.0
 
 @dataclass
 class _Progress:
-    """Of one stream, for late jobs that wait for it."""
+    """Progress of one stream, for late jobs that wait for it."""
 
     wanted: int
     reached: asyncio.Event
 
 
 class HttpSubject:
-    """A server that speaks the OpenAI API at ``url`` (ending in /v1). ``pid`` is its process, where it is known."""
+    """A server with the OpenAI API at ``url`` (ending in /v1). ``pid`` is its process, if known."""
 
     def __init__(
         self, url: str, model: str, *, name: str = SERVER, pid: int | None = None, api_key: str = "none"
@@ -76,7 +76,7 @@ class HttpSubject:
             return list(await asyncio.gather(*tasks))
 
     async def _ask(self, client: httpx2.AsyncClient, job: Job, progress: _Progress) -> Trace:
-        """One streamed completion; RuntimeError when it is refused or not as long as asked for."""
+        """Request a streamed completion. Raise RuntimeError if it is refused or has another length than requested."""
         sent_at, times, usage = time.perf_counter(), [], None
         try:
             async with client.stream("POST", f"{self._url}/completions", json=self._body(job)) as response:
@@ -108,7 +108,7 @@ class HttpSubject:
 
 
 async def events(response: httpx2.Response) -> AsyncIterator[dict[str, Any]]:
-    """The JSON objects of a stream of server-sent events; RuntimeError for an error object or a missing end."""
+    """Yield the JSON objects of server-sent events. Raise RuntimeError for an error object or a missing [DONE]."""
     async for line in response.aiter_lines():
         if not line.startswith("data:"):
             continue
@@ -117,14 +117,14 @@ async def events(response: httpx2.Response) -> AsyncIterator[dict[str, Any]]:
             return
         event = json.loads(data)
         if "error" in event:
-            raise RuntimeError(f"An error in a stream: {event['error']}")
+            raise RuntimeError(f"The stream contains an error: {event['error']}")
         yield event
-    raise RuntimeError("A stream ended without [DONE].")
+    raise RuntimeError("The stream ended without [DONE].")
 
 
 @contextmanager
 def serving_shape(options: Options, settings: dict[str, str] | None = None) -> Iterator[HttpSubject]:
-    """A server of our own with the shape and PROFILES profiles."""
+    """Start a server with the shape and PROFILES profiles."""
     with ExitStack() as stack:
         temporary = tempfile.TemporaryDirectory(prefix="millm-bench-", ignore_cleanup_errors=True)
         home = Path(stack.enter_context(temporary))
@@ -141,7 +141,7 @@ def serving_shape(options: Options, settings: dict[str, str] | None = None) -> I
 
 
 def record(options: Options, url: str = "", *, model: str = "", name: str = "", pid: int | None = None) -> Record:
-    """Of the server at ``url``, else of one of our own beside the engine without HTTP."""
+    """Measure the server at ``url``, or without it a new server and the engine without HTTP."""
     plan, makers = Plan(options.scale, options.rounds), [MAKERS[workload] for workload in options.workloads]
     with ExitStack() as stack:
         subjects: Sequence[Subject]
@@ -149,17 +149,17 @@ def record(options: Options, url: str = "", *, model: str = "", name: str = "", 
             subjects = [HttpSubject(url, model or options.shape.name, name=name or url, pid=pid)]
         else:
             loaded = load_shape(options.shape, options)
-            engine = stack.enter_context(running(loaded, EngineConfig(), adding(loaded, PROFILES)))
+            engine = stack.enter_context(running(loaded, EngineConfig(), additive_profiles(loaded, PROFILES)))
             subjects = [engine, stack.enter_context(serving_shape(options))]
         return Record("serve", options.label, tuple(measure(subjects, makers, plan)), notes=options.notes)
 
 
 if __name__ == "__main__":
     parser = options_parser(__doc__)
-    parser.add_argument("--url", default="", help="of a running server, ending in /v1")
-    parser.add_argument("--model", default="", help="its name for the model")
-    parser.add_argument("--name", default="", help="what the figures call it")
-    parser.add_argument("--pid", type=int, help="its process, for the peak memory")
+    parser.add_argument("--url", default="", help="URL of a running server, ending in /v1")
+    parser.add_argument("--model", default="", help="name of the model on that server")
+    parser.add_argument("--name", default="", help="name of that server in the figures")
+    parser.add_argument("--pid", type=int, help="process id of that server, to read its peak memory")
     parsed = parser.parse_args()
     found = options_of(parsed)
     record(found, parsed.url, model=parsed.model, name=parsed.name, pid=parsed.pid).save(found.results)

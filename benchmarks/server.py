@@ -1,4 +1,4 @@
-"""A miLLM server of the benchmark's own: its database, a random model and steering profiles, on a free port."""
+"""A temporary miLLM server with its own database, a random model and steering profiles, on a free port."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ create_profiles(model={model!r}, count={count})
 
 @dataclass(frozen=True, slots=True)
 class OwnServer:
-    """``api_url`` is what OpenAI clients call base_url."""
+    """A running server. ``api_url`` is the ``base_url`` of OpenAI clients."""
 
     process: live.LiveServer
     model: str
@@ -48,7 +48,7 @@ def own_server(
     quantization: str = "",
     settings: dict[str, str] | None = None,
 ) -> Iterator[OwnServer]:
-    """Serves the shape with profiles ``add-0``, ``add-1``, ...; state lies in ``home``, which must be new."""
+    """Serve the shape with profiles ``add-0``, ``add-1``, ... The state is stored in ``home``, which must not exist."""
     environment = {
         "MILLM_HOME": str(home),
         "MILLM_AUTH": "loopback",
@@ -61,13 +61,13 @@ def own_server(
         yield OwnServer(process, shape.name)
         code = process.stop()
         if code != 0:
-            raise RuntimeError(f"The server ended with {code}:\n{process.output}")
+            raise RuntimeError(f"The server exited with code {code}:\n{process.output}")
 
 
 def prepare(
     shape: Shape, folder: Path, home: Path, environment: dict[str, str], *, num_profiles: int, quantization: str
 ) -> None:
-    """Fill the database: the model, and an SAE with profiles where some are wanted."""
+    """Add the model to the database, and if there are profiles, an SAE with them."""
     live.manage("migrate", "--verbosity", "0", environment=environment)
     place = (shape.name, str(shape_folder(shape, folder)))
     weights = ("--dtype", shape.dtype, "--quantization", quantization)
@@ -80,7 +80,7 @@ def prepare(
 
 
 def write_sae(path: Path, shape: Shape) -> Path:
-    """A random relu SAE of the middle layer in SAELens' layout."""
+    """Write a random ReLU SAE of the middle layer in the format of SAELens."""
     path.mkdir(parents=True)
     draw = torch.Generator().manual_seed(0)
     encoder = torch.randn(shape.hidden, D_SAE, generator=draw) * 0.02

@@ -1,4 +1,4 @@
-"""Runs inside the server's project (``manage.py shell``): publishes profiles for the benchmarks."""
+"""Publish profiles for the benchmarks. Runs in the server's project (``manage.py shell``)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from steering.spec.edit import EditSpec
 
 
 def create_profiles(*, model: str, count: int) -> None:
-    """``count`` profiles that each add RULES features of their own, in raw units (no scales are known)."""
+    """Publish ``count`` profiles that each add RULES different features, in raw units because no scales are known."""
     owner = LanguageModel.objects.get(name=model)
     wanted = Feature.objects.filter(sae__model=owner, index__lt=count * RULES).select_related("sae").order_by("index")
     targets = [feature_target(feature) for feature in wanted]

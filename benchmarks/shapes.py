@@ -1,4 +1,4 @@
-"""Models of named shapes with random weights: speed does not depend on what weights say."""
+"""Models of named shapes with random weights: the speed does not depend on the values of the weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONFIGS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A decoder's dimensions; ``dtype`` is what it is saved and run in."""
+    """The dimensions of a decoder. It is saved and run in ``dtype``."""
 
     name: str
     family: str
@@ -33,7 +33,7 @@ class Shape:
 
     @property
     def bytes_per_step(self) -> int:
-        """Weights that every decode step reads: all matrices, the (tied) embedding once as the head."""
+        """Bytes of weights that every decode step reads: all matrices, and the (tied) embedding once, as the head."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         mlp = 3 * self.hidden * self.intermediate
         element = getattr(torch, self.dtype).itemsize
@@ -51,7 +51,7 @@ SHAPES = {
 
 
 def shape_folder(shape: Shape, folder: Path = DEFAULT_FOLDER) -> Path:
-    """The model under ``folder`` in the Hugging Face layout, written first unless it is there."""
+    """Return the folder of the model in the Hugging Face layout under ``folder``. Write it if it does not exist."""
     path = folder / shape.name
     if not (path / "model.safetensors").exists():
         _write(shape, path)

@@ -1,8 +1,8 @@
-"""Many clients with random requests, profiles, cancels and bad input against a live server: ``make soak``.
+"""Soak test: many clients send random requests, cancel and send bad input to a live server: ``make soak``.
 
-Fails when a request was lost or wrongly answered, when something leaked, or when the server's log does not agree with
-what the clients saw. The server is one of our own on the loopback interface, with the demo in float32, whose greedy
-answers do not depend on the batch: some requests have answers known from before the load.
+Fails if a request is lost or gets a wrong answer, if something leaks, or if the request log differs from what the
+clients received. The server is started on the loopback interface, with the demo in float32. Its greedy answers do not
+depend on the batch, so some requests are compared with answers generated before the load.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from benchmarks.record import RESULTS, Record
 from benchmarks.soak_client import Client, Outcome
 from benchmarks.soak_memory import Sampler, memory_findings
 from benchmarks.soak_requests import Requests
-from benchmarks.subject import say
+from benchmarks.subject import echo
 from tests import live
 
 CLIENTS = 64
 BATCH = 16
-KV_BYTES = 24 * 2**20  # so few that sequences have to give way to each other
-WAITING = 64  # so few that the sequences of CLIENTS clients do not always fit: 503 is part of the soak
+KV_BYTES = 24 * 2**20  # so small that sequences are preempted
+WAITING = 64  # so small that the queue is sometimes full and requests get 503
 IDLE_S = 30.0
 MODEL_FACTS = """
 import json
@@ -49,7 +49,7 @@ pathlib.Path(%r).write_text(json.dumps(rows))
 
 
 def soak(minutes: float, clients: int, home: Path, results: Path) -> list[str]:
-    """Everything that was wrong; the figures are printed and saved."""
+    """Run the soak test and return all problems. Print and save the figures."""
     environment = _environment(home)
     for command in (["migrate", "--verbosity", "0"], ["install_demo"]):
         live.manage(*command, environment=environment)
@@ -63,8 +63,8 @@ def soak(minutes: float, clients: int, home: Path, results: Path) -> list[str]:
     return problems
 
 
-class Found:
-    """What the load saw."""
+class LoadResult:
+    """Outcomes and problems of the load."""
 
     def __init__(self) -> None:
         self.outcomes: list[Outcome] = []
@@ -72,8 +72,8 @@ class Found:
         self.values: dict[str, float] = {}
 
 
-async def _load(server: live.LiveServer, facts: Mapping[str, Any], minutes: float, count: int) -> Found:
-    found, sampler = Found(), Sampler(server.pid)
+async def _load(server: live.LiveServer, facts: Mapping[str, Any], minutes: float, count: int) -> LoadResult:
+    found, sampler = LoadResult(), Sampler(server.pid)
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=count)
     async with httpx2.AsyncClient(base_url=f"{server.url}/v1", timeout=None, limits=limits) as http:
         context = await _context(http, facts["model"])
@@ -82,31 +82,33 @@ async def _load(server: live.LiveServer, facts: Mapping[str, Any], minutes: floa
             return Requests(facts["model"], tuple(facts["profiles"]), context, seed)
 
         quiet = Client(http, "quiet", requests(-1), {})
-        known = {(await quiet.send(ask)).ask.canary: quiet.outcomes[-1].text for ask in requests(-1).canaries()}
+        known = {
+            (await quiet.send(request)).request.canary: quiet.outcomes[-1].text for request in requests(-1).canaries()
+        }
         workers = [Client(http, f"c{i}", requests(i), known) for i in range(count)]
         deadline = time.monotonic() + minutes * 60
         watching = asyncio.create_task(sampler.watch(deadline))
-        await asyncio.gather(*(worker.work_until(deadline) for worker in workers))
+        await asyncio.gather(*(worker.run_until(deadline) for worker in workers))
         await watching
         found.problems += await _idle(server.url, http)
         found.problems += await _capacity(server.url, http, Client(http, "probe", requests(-2), {}), found.outcomes)
         sampler.note()
     for client in (quiet, *workers):
         found.outcomes += client.outcomes
-    found.problems += [f"{o.id} ({o.ask.kind}): {o.problem}" for o in found.outcomes if o.problem]
+    found.problems += [f"{o.id} ({o.request.kind}): {o.problem}" for o in found.outcomes if o.problem]
     found.problems += memory_findings(sampler.samples, found.values)
     return found
 
 
 async def _context(http: httpx2.AsyncClient, model: str) -> int:
-    """The model's context length, out of the error that names it."""
+    """Return the model's context length, from the error message that contains it."""
     body = {"model": model, "prompt": "x", "max_tokens": 10**8}
     error = (await http.post("/completions", json=body)).json()["error"]
     return next(int(word) for word in error["message"].replace(",", "").split() if word.isdigit() and int(word) > 1)
 
 
 async def _idle(url: str, http: httpx2.AsyncClient) -> list[str]:
-    """All slots and queue places must come back."""
+    """Return a problem unless the engine becomes idle: all slots and queue places must be free again."""
     deadline, load = time.monotonic() + IDLE_S, {}
     while time.monotonic() < deadline:
         load = (await http.get(f"{url}/health/ready")).json()["load"]
@@ -117,7 +119,7 @@ async def _idle(url: str, http: httpx2.AsyncClient) -> list[str]:
 
 
 async def _capacity(url: str, http: httpx2.AsyncClient, client: Client, outcomes: list[Outcome]) -> list[str]:
-    """As many of the longest sequences as there are slots must still run at once; then they are cancelled."""
+    """Return a problem unless all slots can still run a sequence of the maximum length. Cancel these sequences."""
     tasks = [asyncio.create_task(client.send(client.longest())) for _ in range(BATCH)]
     deadline, most = time.monotonic() + IDLE_S, 0
     while time.monotonic() < deadline and most < BATCH and not any(task.done() for task in tasks):
@@ -126,40 +128,41 @@ async def _capacity(url: str, http: httpx2.AsyncClient, client: Client, outcomes
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    problems = [] if most == BATCH else [f"Slots leaked: only {most} of {BATCH} sequences ran at once in the end."]
+    problems = [] if most == BATCH else [f"Slots leaked: only {most} of {BATCH} sequences ran at once after the load."]
     return problems + await _idle(url, http)
 
 
 def server_findings(code: int, output: str) -> list[str]:
-    """Its exit, and the first exception that it logged."""
-    problems = [] if code == 0 else [f"The server ended with {code}: {output[-500:]}"]
+    """Return problems of the server process: its exit code, and the first exception that it logged."""
+    problems = [] if code == 0 else [f"The server exited with code {code}: {output[-500:]}"]
     if "Traceback" in output:
         problems.append(f"The server logged an exception: {output[output.index('Traceback') :][:4000]}")
     return problems
 
 
 def log_findings(outcomes: Sequence[Outcome], rows: Mapping[str, tuple[int, str, int]]) -> list[str]:
-    """The log must have exactly one row of each request, which says what the client saw.
+    """Return the differences between the request log and what the clients received.
 
-    Only a request that its client left before any answer may be missing: it may not have arrived.
+    The log must have exactly one row per request. Only a request that was cancelled before any response may be missing,
+    because it may not have arrived.
     """
     problems = []
     for outcome in outcomes:
         row = rows.get(outcome.id)
         if row is None:
-            if not (outcome.ask.leave_after == 0 and outcome.status == 0):
-                problems.append(f"{outcome.id} ({outcome.ask.kind}, {outcome.status}) is not in the log.")
+            if not (outcome.request.leave_after == 0 and outcome.status == 0):
+                problems.append(f"{outcome.id} ({outcome.request.kind}, {outcome.status}) is not in the log.")
             continue
         status, reason, tokens = row
-        if outcome.status and status != outcome.status and outcome.ask.leave_after is None:
-            problems.append(f"{outcome.id}: the log says {status}, the client saw {outcome.status}.")
+        if outcome.status and status != outcome.status and outcome.request.leave_after is None:
+            problems.append(f"{outcome.id}: the log has status {status}, the client got {outcome.status}.")
         if outcome.completion_tokens is not None and (tokens != outcome.completion_tokens or not reason):
             problems.append(
                 f"{outcome.id}: logged {tokens} tokens ({reason}), the client got {outcome.completion_tokens}."
             )
     sent = {outcome.id for outcome in outcomes}
     strange = [name for name in rows if name not in sent and not name.startswith(("probe-", "req_"))]
-    return [*problems, *(f"{name} is in the log, but nobody sent it." for name in strange)]
+    return [*problems, *(f"{name} is in the log but was not sent." for name in strange)]
 
 
 def _environment(home: Path) -> dict[str, str]:
@@ -179,8 +182,10 @@ def _log_rows(home: Path, environment: Mapping[str, str]) -> dict[str, tuple[int
     return {name: (status, reason, tokens) for name, status, reason, tokens in json.loads(target.read_text())}
 
 
-def _report(found: Found, rows: Mapping[str, object], problems: Sequence[str], minutes: float, results: Path) -> None:
-    kinds = Counter(f"{o.ask.kind} {o.status or 'left'}" for o in found.outcomes)
+def _report(
+    found: LoadResult, rows: Mapping[str, object], problems: Sequence[str], minutes: float, results: Path
+) -> None:
+    kinds = Counter(f"{o.request.kind} {o.status or 'left'}" for o in found.outcomes)
     tokens = sum(o.completion_tokens or 0 for o in found.outcomes)
     values = {
         **found.values,
@@ -190,9 +195,9 @@ def _report(found: Found, rows: Mapping[str, object], problems: Sequence[str], m
         "tokens": float(tokens),
         "problems": float(len(problems)),
     }
-    say("| requests | answer | count |", "|---|---|---|")
-    say(*(f"| {kind.split()[0]} | {kind.split()[1]} | {number} |" for kind, number in sorted(kinds.items())))
-    say("", "| figure | value |", "|---|---|", *(f"| {name} | {value:g} |" for name, value in values.items()))
+    echo("| requests | answer | count |", "|---|---|---|")
+    echo(*(f"| {kind.split()[0]} | {kind.split()[1]} | {number} |" for kind, number in sorted(kinds.items())))
+    echo("", "| figure | value |", "|---|---|", *(f"| {name} | {value:g} |" for name, value in values.items()))
     Record("soak", "demo", values=values, notes=tuple(problems[:20])).save(results)
 
 
@@ -204,7 +209,11 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="millm-soak-", ignore_cleanup_errors=True) as home:
         problems = soak(options.minutes, options.clients, Path(home), options.results)
-    say("", *(f"WRONG: {problem}" for problem in problems[:50]), f"{len(problems)} problems." if problems else "Sound.")
+    echo(
+        "",
+        *(f"Problem: {problem}" for problem in problems[:50]),
+        f"{len(problems)} problems." if problems else "No problems.",
+    )
     sys.exit(bool(problems))
 
 

@@ -1,4 +1,4 @@
-"""The server's memory and threads during the soak."""
+"""Memory and threads of the server during the soak test."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import psutil
 
 EVERY_S = 1.0
-WARM_UP = 1 / 3  # of the soak: buffers, pools and caches fill
-ALLOWED = 0.05  # growth after the warm-up, of the size then
+WARM_UP = 1 / 3  # fraction of the soak test in which buffers, pools and caches fill
+ALLOWED = 0.05  # allowed growth after the warm-up, relative to the size at its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Sample:
 
 
 class Sampler:
-    """Looks at a process once in a while."""
+    """Samples a process periodically."""
 
     def __init__(self, pid: int) -> None:
         self.samples: list[Sample] = []
@@ -41,7 +41,7 @@ class Sampler:
 
 
 def memory_findings(samples: Sequence[Sample], values: dict[str, float]) -> list[str]:
-    """What leaks; the figures go to ``values``. The last sample is taken when the server is idle again."""
+    """Return the leaks, and add the figures to ``values``. The last sample must be of the idle server."""
     warm = int(len(samples) * WARM_UP)
     early, later = samples[: max(warm, 1)], samples[warm:-1] or samples
     part = max(1, len(later) // 4)
@@ -59,12 +59,12 @@ def memory_findings(samples: Sequence[Sample], values: dict[str, float]) -> list
     if last - first > ALLOWED * first:
         problems.append(f"Memory grew from {first:.0f} to {last:.0f} MB after the warm-up.")
     if end > most:
-        problems.append(f"Threads leaked: {end} when idle in the end, {most} at most in the warm-up.")
+        problems.append(f"Threads leaked: {end} when idle after the load, at most {most} in the warm-up.")
     return problems
 
 
 def slope(samples: Sequence[Sample]) -> float:
-    """MB per second, of the line with the least squares; 0 of fewer than two samples."""
+    """Return the least-squares slope in MB per second, or 0 for fewer than two samples."""
     if len(samples) < 2:
         return 0.0
     return statistics.linear_regression([s.at_s for s in samples], [s.rss_mb for s in samples]).slope

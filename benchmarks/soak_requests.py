@@ -1,4 +1,4 @@
-"""What the clients of the soak send: good requests of random size, some that they leave, and bad ones."""
+"""Requests of the soak test: valid requests of random size, some of which are cancelled, and invalid ones."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ CANARIES = ("Tell me a story about a dog.", "Write about the rain.", "Who lives 
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One request. ``status`` and ``code`` are what the answer must be; a good one may be refused with 503 as well.
+class SoakRequest:
+    """One request. The response must have ``status`` and ``code``; valid requests may also get 503.
 
-    A cancelled one is left after ``leave_after`` chunks; 0: before the first.
+    A request is cancelled after ``leave_after`` chunks, 0: before the first one, None: never.
     """
 
     kind: Kind
@@ -38,7 +38,7 @@ class Ask:
 
 
 class Requests:
-    """Draws requests to ``model`` with one of ``profiles`` or none. Seeded, so that a soak can be repeated."""
+    """Draws requests to ``model`` with one of ``profiles`` or none. Seeded, so that a run can be repeated."""
 
     def __init__(self, model: str, profiles: tuple[str, ...], context: int, seed: int) -> None:
         self._model = model
@@ -46,7 +46,7 @@ class Requests:
         self._context = context
         self._random = random.Random(seed)  # noqa: S311 - not for secrets
 
-    def draw(self) -> Ask:
+    def draw(self) -> SoakRequest:
         kind = self._random.choices(KINDS, WEIGHTS)[0]
         match kind:
             case "bad":
@@ -54,14 +54,14 @@ class Requests:
             case "canary":
                 return self.canary(self._random.choice(CANARIES), self._profile())
             case "whole":
-                return Ask(kind, TEXT, self._encoded(prompt=self._text(200), **self._sampling(), stream=False))
+                return SoakRequest(kind, TEXT, self._encoded(prompt=self._text(200), **self._sampling(), stream=False))
             case "cancel":
-                return Ask(kind, CHAT, self._chat(), leave_after=self._random.choice((0, 1, 3, 10)))
+                return SoakRequest(kind, CHAT, self._chat(), leave_after=self._random.choice((0, 1, 3, 10)))
             case _:
-                return Ask(kind, CHAT, self._chat())
+                return SoakRequest(kind, CHAT, self._chat())
 
-    def canary(self, prompt: str, profile: str | None) -> Ask:
-        """A greedy request, whose answer is known from the time before the load."""
+    def canary(self, prompt: str, profile: str | None) -> SoakRequest:
+        """Return a greedy request whose answer is compared with the one generated before the load."""
         body = self._encoded(
             messages=[{"role": "user", "content": prompt}],
             profile=profile,
@@ -70,15 +70,15 @@ class Requests:
             stream=True,
             stream_options={"include_usage": True},
         )
-        return Ask("canary", CHAT, body, canary=f"{prompt} / {profile}")
+        return SoakRequest("canary", CHAT, body, canary=f"{prompt} / {profile}")
 
-    def canaries(self) -> list[Ask]:
+    def canaries(self) -> list[SoakRequest]:
         return [self.canary(prompt, profile) for prompt in CANARIES for profile in (None, *self._profiles)]
 
-    def longest(self) -> Ask:
-        """As long as the context allows."""
+    def longest(self) -> SoakRequest:
+        """Return a request that uses the whole context."""
         body = self._encoded(prompt="Once", max_tokens=self._context - 8, ignore_eos=True, stream=True)
-        return Ask("cancel", TEXT, body)
+        return SoakRequest("cancel", TEXT, body)
 
     def _chat(self) -> bytes:
         messages = [{"role": "user", "content": self._text(120)}]
@@ -101,16 +101,16 @@ class Requests:
             fields |= {"frequency_penalty": 0.5, "presence_penalty": 0.5}
         return fields
 
-    def _bad(self) -> list[Ask]:
+    def _bad(self) -> list[SoakRequest]:
         hello = [{"role": "user", "content": "hi"}]
 
-        def bad(status: int, code: str, path: str = CHAT, **fields: Any) -> Ask:
-            return Ask("bad", path, self._encoded(**fields), status, code)
+        def bad(status: int, code: str, path: str = CHAT, **fields: Any) -> SoakRequest:
+            return SoakRequest("bad", path, self._encoded(**fields), status, code)
 
-        text_plain = Ask("bad", CHAT, b"hi", 415, "unsupported_media_type", {"Content-Type": "text/plain"})
+        text_plain = SoakRequest("bad", CHAT, b"hi", 415, "unsupported_media_type", {"Content-Type": "text/plain"})
         return [
-            Ask("bad", CHAT, b"{", 400, "invalid_json"),
-            Ask("bad", CHAT, b"[" * 10_000, 400, "invalid_json"),
+            SoakRequest("bad", CHAT, b"{", 400, "invalid_json"),
+            SoakRequest("bad", CHAT, b"[" * 10_000, 400, "invalid_json"),
             text_plain,
             bad(400, "invalid_value", messages=[]),
             bad(400, "invalid_value", messages=hello, temperature=-1),

@@ -1,8 +1,8 @@
-"""What prompt lookup gives and costs: ``python -m benchmarks.speculation``. The same requests without and with it.
+"""Gain and cost of prompt lookup: ``python -m benchmarks.speculation``. Sends the same requests without and with it.
 
-``looping`` answers greedily, which with random weights soon repeats itself: most guesses are right. ``random`` draws
-from the whole vocabulary: next to nothing is guessed. ``misleading`` draws from few words: pairs of them stood there
-before, but what follows is another word each time, so most guesses are wrong.
+``looping`` answers greedily, which soon repeats itself with random weights: most drafts are accepted. ``random``
+samples from the whole vocabulary: almost nothing is drafted. ``misleading`` samples from few words, whose pairs occur
+again but are followed by another word each time: most drafts are rejected.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 from benchmarks.engine import EngineSubject, load_shape, running
 from benchmarks.options import Options, options_of, options_parser
 from benchmarks.record import Record
-from benchmarks.subject import Plan, Row, measure, ratios, say
+from benchmarks.subject import Plan, Row, echo, measure, ratios
 from benchmarks.tokenizer import FIRST_WORD
 from benchmarks.workloads import Maker, Scale, Workload, streams
 from inference.engine.config import EngineConfig
@@ -29,7 +29,7 @@ CONFIGS: Mapping[str, EngineConfig] = {
     "prompt lookup": ON,
     "of 8 tokens": replace(ON, num_speculative_tokens=8),
     "always": replace(ON, min_speculative_gain=0.0),
-    "off again": EngineConfig(),  # tells how far ratios can be trusted
+    "off again": EngineConfig(),  # shows how reliable the ratios are
 }
 KINDS: Mapping[str, SamplingParams] = {
     "looping": SamplingParams(temperature=0.0, ignore_eos=True),
@@ -48,7 +48,7 @@ def record(options: Options, counts: Sequence[int] = COUNTS) -> Record:
         values: dict[str, float] = {}
         for kind, sampling in KINDS.items():
             for count in counts:
-                found, shares = _measured(engines, sampling, _longer(kind, count), options)
+                found, shares = _measured(engines, sampling, _long_answers(kind, count), options)
                 rows += found
                 values |= shares | _gains(found)
     return Record("speculation", options.label, tuple(rows), values)
@@ -57,8 +57,8 @@ def record(options: Options, counts: Sequence[int] = COUNTS) -> Record:
 def _measured(
     engines: Sequence[EngineSubject], sampling: SamplingParams, maker: Maker, options: Options
 ) -> tuple[list[Row], dict[str, float]]:
-    """The rows, and of each engine's guessed tokens the share that proved right."""
-    subjects = [engine.sampling_by(sampling) for engine in engines]
+    """Return the rows, and the share of drafted tokens and of accepted drafts for each engine."""
+    subjects = [engine.with_sampling(sampling) for engine in engines]
     before = [engine.draft_counts() for engine in engines]
     rows = measure(subjects, [maker], Plan(options.scale, options.rounds))
     shares = {}
@@ -72,19 +72,19 @@ def _measured(
 
 
 def _num_made(row: Row, options: Options) -> float:
-    """With the round that warms up."""
+    """Return the number of generated tokens, including the warm-up round."""
     return row.median.completion_tokens * (options.rounds + 1)
 
 
 def _gains(rows: Sequence[Row]) -> dict[str, float]:
-    """Output tokens per second over those without speculation: the median of the rounds' ratios."""
+    """Return the speedup by speculation in output tokens per second, the median of the rounds."""
     by_name = {row.subject: row for row in rows}
     found = {name: ratios(by_name, "output_tok_s", name, OFF) for name in by_name if name != OFF}
     return {f"{rows[0].workload}: {name}, tok/s over off": ratio for name, ratio in found.items() if ratio is not None}
 
 
-def _longer(kind: str, count: int) -> Maker:
-    """Answers of three times the usual length, so that there is something to repeat."""
+def _long_answers(kind: str, count: int) -> Maker:
+    """Return the maker of a workload with answers of three times the usual length, so that texts can repeat."""
 
     def make(scale: Scale, seed: int) -> Workload:
         workload = streams(count)(scale, seed)
@@ -100,5 +100,5 @@ if __name__ == "__main__":
     parsed = parser.parse_args()
     chosen = options_of(parsed)
     measured = record(chosen, parsed.counts)
-    say(*(f"{value:8.3f}  {name}" for name, value in measured.values.items()))
+    echo(*(f"{value:8.3f}  {name}" for name, value in measured.values.items()))
     measured.save(chosen.results)

@@ -1,4 +1,4 @@
-"""How long a second start takes, and what the idle server weighs: ``python -m benchmarks.start``."""
+"""Duration of a second start, and memory of the idle server: ``python -m benchmarks.start``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SETTLE_S = 3.0
 
 
 def record(options: Options) -> Record:
-    """The shape plays no part: it is the demo that is served."""
+    """Measure the demo; the shape is ignored."""
     with tempfile.TemporaryDirectory(prefix="millm-start-", ignore_cleanup_errors=True) as home:
         environment = {"MILLM_HOME": home, "MILLM_AUTH": "loopback", "MILLM_LOG_LEVEL": "WARNING"}
         live.manage("migrate", "--verbosity", "0", environment=environment)
@@ -30,7 +30,7 @@ def record(options: Options) -> Record:
 
 
 def _start_s(environment: Mapping[str, str]) -> float:
-    """Until the first completion, as ``make run`` starts it; includes loading the model."""
+    """Return the seconds from a start with ``make run`` to the first completion, including loading the model."""
     began = time.perf_counter()
     with live.serving("--setup", environment=environment) as server:
         models = httpx2.get(f"{server.url}/v1/models", timeout=60).json()["data"]
@@ -42,7 +42,7 @@ def _start_s(environment: Mapping[str, str]) -> float:
 
 
 def _idle_mb(environment: Mapping[str, str]) -> float:
-    """Resident memory of the server's process without a model; the database's processes are not counted."""
+    """Return the resident memory of the server's process without a model, excluding the database's processes."""
     with live.serving(environment=environment) as server:
         httpx2.get(f"{server.url}/health/ready", timeout=60).raise_for_status()
         time.sleep(SETTLE_S)

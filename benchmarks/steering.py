@@ -1,7 +1,7 @@
-"""The cost of steering: W3, and 16 streams with K distinct profiles resident, for add, for clamp and for both mixed.
+"""The cost of steering: ``python -m benchmarks.steering``. Measures profiles that add, clamp or do both.
 
-``python -m benchmarks.steering``. In the table of K, up to 256 profiles take turns over waves of 16 streams, as many
-waves for every K, so that tables of any size are compared at the same work.
+Runs W3, and 16 streams with K distinct profiles resident. In the latter, up to 256 profiles take turns over batches of
+16 streams. The number of batches is the same for every K, so that tables of any size are compared at the same work.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ W3_DISTINCT = (0, 1, 4, 16)
 
 
 class Steered:
-    """An engine subject whose jobs are steered by K of its profiles, in turn, from the ``first`` on."""
+    """An engine subject whose jobs use K of its profiles in turn, starting with ``first``."""
 
     def __init__(self, engine: EngineSubject, name: str, distinct: int, first: int = 0) -> None:
         self.name = name
@@ -59,12 +59,12 @@ def record(options: Options, distinct: Sequence[int] = DISTINCT) -> Record:
 
 
 def _w3(scale: Scale, seed: int) -> Workload:
-    """W2's jobs; which of them are steered is the subject's matter."""
+    """Return the jobs of W2. The subject decides which of them are steered."""
     return replace(steered(0)(scale, seed), name="W3")
 
 
 def resident(count: int) -> Maker:
-    """``count`` requests, STREAMS of which run at once; the profiles of all of them are resident meanwhile."""
+    """Return the maker of ``count`` requests, STREAMS of which run at once, with all of their profiles resident."""
 
     def make(scale: Scale, seed: int) -> Workload:
         workload = streams(count)(replace(scale, share=scale.share / 4), seed)

@@ -1,4 +1,4 @@
-"""Something that answers requests and is measured, and rounds that take turns over several of them."""
+"""Subjects that are measured, and interleaved rounds over several of them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from benchmarks.workloads import Maker, Scale, Workload
 
 
 class Subject(Protocol):
-    """``name`` says what it is. One at a time runs; the others must be idle meanwhile."""
+    """A named engine or server that is measured. Only one runs at a time; the others must be idle."""
 
     name: str
 
     def run(self, workload: Workload) -> list[Trace]:
-        """Answer all jobs; RuntimeError when one fails."""
+        """Run all jobs. Raise RuntimeError if one fails."""
 
     def peak_memory_mb(self) -> float | None:
-        """Largest resident set of its process so far; None where it is not known."""
+        """Return the peak resident set size of its process, or None if it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One subject's rounds on one workload."""
+    """The rounds of one subject on one workload."""
 
     subject: str
     workload: str
@@ -39,7 +39,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How often and how large."""
+    """Number of rounds and scale of the workloads."""
 
     scale: Scale
     rounds: int = 3
@@ -47,9 +47,9 @@ class Plan:
 
 
 def measure(subjects: Sequence[Subject], makers: Iterable[Maker], plan: Plan) -> list[Row]:
-    """Every workload in interleaved rounds: each round asks all subjects the same prompts, which are new to them.
+    """Run every workload in interleaved rounds. In each round, all subjects get the same, new prompts.
 
-    Order alternates between rounds, so that a drift of the machine does not favour the first.
+    The order alternates between rounds, so that drifts of the machine's speed do not favour one subject.
     """
     rows = []
     for maker in makers:
@@ -63,7 +63,9 @@ def measure(subjects: Sequence[Subject], makers: Iterable[Maker], plan: Plan) ->
                 if number >= 0:
                     seen[subject.name].append(found)
         rows += [Row(subject, name, note, tuple(rounds)) for subject, rounds in seen.items()]
-        say(*(f"{row.workload:12} {row.subject:28} {row.median.output_tok_s:8.1f} tok/s" for row in rows[-len(seen) :]))
+        echo(
+            *(f"{row.workload:12} {row.subject:28} {row.median.output_tok_s:8.1f} tok/s" for row in rows[-len(seen) :])
+        )
     return rows
 
 
@@ -73,7 +75,7 @@ def _figures_of(subject: Subject, workload: Workload) -> Figures:
 
 
 def ratios(rows: Mapping[str, Row], figure: str, above: str, below: str) -> float | None:
-    """The median of ``above``'s figure over ``below``'s, round by round; None where either lacks it."""
+    """Return the median over the rounds of the figure of ``above`` over that of ``below``; None if one lacks it."""
     pairs = [
         (getattr(a, figure), getattr(b, figure)) for a, b in zip(rows[above].rounds, rows[below].rounds, strict=True)
     ]
@@ -84,7 +86,7 @@ def ratios(rows: Mapping[str, Row], figure: str, above: str, below: str) -> floa
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
-def say(*lines: str) -> None:
-    """To the terminal at once."""
+def echo(*lines: str) -> None:
+    """Print the lines and flush."""
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()

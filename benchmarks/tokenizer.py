@@ -1,4 +1,4 @@
-"""A tokenizer of any vocabulary size without training: the bytes, and made-up words that fill it up."""
+"""A tokenizer of any vocabulary size without training: the bytes, and synthetic words for the other ids."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-FIRST_WORD = len(SPECIAL_TOKENS) + 256  # token ids from here on are words: each is text of its own
+FIRST_WORD = len(SPECIAL_TOKENS) + 256  # token ids from here on are words, each of which decodes to text
 
 
 def build_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
-    """Ids 0.. are special tokens, then the 256 bytes, then " w0", " w1", ...; text is encoded byte by byte."""
+    """Build the tokenizer. Text is encoded byte by byte.
+
+    The first ids are special tokens, followed by the 256 bytes and the words " w0", " w1", ...
+    """
     if vocab_size <= FIRST_WORD:
-        raise ValueError(f"A vocabulary needs more than {FIRST_WORD} tokens, not {vocab_size}.")
+        raise ValueError(f"`vocab_size` must be more than {FIRST_WORD}, got {vocab_size}.")
     names = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     names += [f"Ġw{i}" for i in range(vocab_size - len(names))]
     tokenizer = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[]))

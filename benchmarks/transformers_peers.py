@@ -1,4 +1,4 @@
-"""transformers' own generation on a module of its own: ``generate`` on a padded batch, and continuous batching."""
+"""transformers as a peer, on a separate module: ``generate`` on a padded batch, and continuous batching."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from inference.torch_threads import borrowed_workers
 
 GENERATE, GENERATE_BATCH = "transformers generate", "transformers generate_batch"
 PAD = 0
-NEVER = -1  # an end-of-sequence id that is no token
-# On a CPU the sizes that it would choose fill all memory with a cache, and a mask over it: room for the workloads does.
+NEVER = -1  # an end-of-sequence id that is not a token
+# By default it would fill all memory of a CPU with a cache and a mask over it. This is enough for the workloads.
 CPU_SIZES: dict[str, Any] = {"num_blocks": 96, "max_batch_tokens": 1024}
-GPU_SIZES: dict[str, Any] = {"max_memory_percent": 0.4}  # the engine beside it needs room too
+GPU_SIZES: dict[str, Any] = {"max_memory_percent": 0.4}  # leaves memory for the engine
 
 
 def load_module(shape: Shape, path: Path, device: str = "") -> Any:
-    """The model as transformers loads it, untouched by the engine."""
+    """Load the model with transformers, without the engine's modifications."""
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     module: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, shape.dtype), local_files_only=True)
     return module.to(place).eval()
 
 
 class _Clock(StoppingCriteria):  # type: ignore[misc]  # transformers is untyped here
-    """Notes when each step of ``generate`` has ended; never stops it."""
+    """Records the times at which the steps of ``generate`` end. Never stops it."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
-        input_ids[0, -1].item()  # waits for the device
+        input_ids[0, -1].item()  # synchronizes with the device
         self.times.append(time.perf_counter())
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
 class Generate:
-    """``generate`` on all jobs at once, padded on the left, until the longest ends; only asked-for tokens count.
+    """``generate`` on all jobs at once, padded on the left, until the longest ends. Only requested tokens count.
 
-    Jobs that come late run after the others: there is no way to let them in.
+    Late jobs run after the others, because they cannot join a running batch.
     """
 
     def __init__(self, module: Any, name: str = GENERATE) -> None:
@@ -86,7 +86,7 @@ class Generate:
 
 
 class GenerateBatch:
-    """What ``generate_batch`` runs, with a completion length per job, and late jobs when the others are that far."""
+    """The manager behind ``generate_batch``, with a completion length per job and support for late jobs."""
 
     def __init__(self, module: Any, name: str = GENERATE_BATCH) -> None:
         self.name = name
@@ -94,7 +94,7 @@ class GenerateBatch:
         self._sizes = CPU_SIZES if module.device.type == "cpu" else GPU_SIZES
 
     def run(self, workload: Workload) -> list[Trace]:
-        """The manager outlives the run, so that only the first (which warms up) pays for its cache and its graphs."""
+        """Run the jobs. The manager is kept, so that only the first (warm-up) run creates its cache and graphs."""
         context = self._module.continuous_batching_context_manager(
             generation_config=GenerationConfig(do_sample=False, eos_token_id=NEVER, pad_token_id=PAD),
             continuous_batching_config=ContinuousBatchingConfig(**self._sizes),
@@ -104,7 +104,7 @@ class GenerateBatch:
             return self._collect(manager, workload)
 
     def close(self) -> None:
-        """Free its cache."""
+        """Free the cache."""
         self._module.destroy_cached_continuous_batching_manager()
 
     def peak_memory_mb(self) -> float | None:
@@ -120,7 +120,7 @@ class GenerateBatch:
             output = manager.get_result(timeout=1)
             if output is None:
                 if not manager.is_running():
-                    raise RuntimeError(f"{self.name} ended before its requests did.")
+                    raise RuntimeError(f"{self.name} stopped before all requests had ended.")
                 continue
             if output.error is not None:
                 raise RuntimeError(f"{self.name}: {output.error}")

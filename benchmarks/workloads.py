@@ -1,4 +1,4 @@
-"""What the servers are asked: the workloads of the table in README.md, as data."""
+"""The workloads of the table in README.md, as data."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ LENGTHS_SEED = 20261121  # prompt and completion lengths are the same in every r
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request: greedy, exactly ``new`` tokens. ``profile`` is the number of a steering profile.
+    """A greedy request for exactly ``new`` tokens. ``profile`` is the number of a steering profile.
 
-    A job with ``after`` > 0 arrives when every other job has made that many tokens.
+    A job with ``after`` > 0 is sent when every other job has generated that many tokens.
     """
 
     prompt: tuple[int, ...]
@@ -26,7 +26,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests that arrive at once, save late ones. ``note`` says what it asks."""
+    """Requests that are sent at the same time, except for late jobs. ``note`` describes the workload."""
 
     name: str
     note: str
@@ -34,13 +34,13 @@ class Workload:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence."""
+        """Number of tokens of the longest sequence."""
         return max(len(job.prompt) + job.new for job in self.jobs)
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """``share`` of the full prompt and completion lengths, prompts drawn from a vocabulary of ``vocab`` tokens."""
+    """Scales prompt and completion lengths by ``share``. Prompts use a vocabulary of ``vocab`` tokens."""
 
     vocab: int
     share: float = 1.0
@@ -49,7 +49,7 @@ class Scale:
         return max(2, round(tokens * self.share))
 
 
-# Each round makes a new workload: repeated prompts would be answered from a prefix cache.
+# Each round makes a new workload, because repeated prompts would be in the prefix cache.
 Maker = Callable[[Scale, int], Workload]
 
 
@@ -63,7 +63,7 @@ def mixed(scale: Scale, seed: int) -> Workload:
 
 
 def steered(num_profiles: int) -> Maker:
-    """W2 with ``num_profiles`` distinct profiles dealt out in turn."""
+    """Return the maker of W2 with ``num_profiles`` distinct profiles used in turn."""
 
     def make(scale: Scale, seed: int) -> Workload:
         jobs = _mixed_jobs(scale, seed)
@@ -80,8 +80,8 @@ def shared_prefix(scale: Scale, seed: int) -> Workload:
     return Workload("W4", "16 at once: 1024 shared prompt tokens + 32 own, 64 new", jobs)
 
 
-def nothing_shared(scale: Scale, seed: int) -> Workload:
-    """W4 without what its requests share: what it costs where no prefix is cached."""
+def unshared_prefix(scale: Scale, seed: int) -> Workload:
+    """Return W4 without the shared prefix, to measure the cost without a cached prefix."""
     jobs = tuple(Job(_prompt(scale, seed, i, scale(1024) + scale(32)), scale(64)) for i in range(16))
     return Workload("W4 unshared", "the same lengths, nothing shared", jobs)
 
@@ -93,7 +93,7 @@ def stall(scale: Scale, seed: int) -> Workload:
 
 
 def streams(count: int) -> Maker:
-    """``count`` equal streams."""
+    """Return the maker of ``count`` equal streams."""
 
     def make(scale: Scale, seed: int) -> Workload:
         jobs = tuple(Job(_prompt(scale, seed, i, scale(128)), scale(64)) for i in range(count))
@@ -107,7 +107,7 @@ MAKERS: dict[str, Maker] = {
     "W2": mixed,
     "W3": steered(16),
     "W4": shared_prefix,
-    "W4-unshared": nothing_shared,
+    "W4-unshared": unshared_prefix,
     "W5": stall,
 }
 
@@ -119,6 +119,6 @@ def _mixed_jobs(scale: Scale, seed: int) -> tuple[Job, ...]:
 
 
 def _prompt(scale: Scale, seed: int, number: int, length: int) -> tuple[int, ...]:
-    """Words only: every one of their tokens is visible text."""
+    """Return a prompt of words only, so that every token is visible text."""
     drawn = random.Random(f"{seed}/{number}")  # noqa: S311
     return tuple(drawn.randrange(FIRST_WORD, scale.vocab) for _ in range(length))

@@ -31,12 +31,12 @@ class NewUserForm(AdminUserCreationForm[User]):
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
-        self.fields["groups"].help_text = "What the user may do; several add up."
+        self.fields["groups"].help_text = "Their permissions are combined."
         self.fields["is_staff"].initial = True
 
 
-class GrantsOwnRights(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
-    """Offer and accept only groups and permissions that the editing user has."""
+class LimitedToOwnRights(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
+    """Offers and accepts only groups and permissions that the editing user has."""
 
     def formfield_for_manytomany(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
         if db_field.name == "groups":
@@ -58,7 +58,7 @@ class GrantsOwnRights(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes n
 
 
 @admin.register(User)
-class UserPages(GrantsOwnRights, UserAdmin):  # type: ignore[type-arg]  # it takes none at run time
+class UserPages(LimitedToOwnRights, UserAdmin):  # type: ignore[type-arg]  # it takes none at run time
     add_form = NewUserForm
     list_display = ("username", "roles", "is_active", "is_staff", "is_superuser", "last_login")
     add_fieldsets = (
@@ -86,5 +86,5 @@ class UserPages(GrantsOwnRights, UserAdmin):  # type: ignore[type-arg]  # it tak
 
 
 @admin.register(Group)
-class GroupPages(GrantsOwnRights, GroupAdmin):  # type: ignore[misc]  # both only narrow what the form offers
+class GroupPages(LimitedToOwnRights, GroupAdmin):  # type: ignore[misc]  # both only restrict the choices of the form
     """Admin of groups, offering only permissions that the editing user has."""

@@ -21,7 +21,7 @@ from steering.models import ProfileVersion
 
 
 def install(request: HttpRequest) -> HttpResponseRedirect:
-    """Install the demo, if it is not installed yet; the dashboard shows the outcome."""
+    """Install the demo if it is not installed yet. The dashboard shows the outcome."""
     owner = request.user if isinstance(request.user, User) else None
     try:
         demo = install_demo(measures=True, owner=owner)
@@ -49,7 +49,7 @@ INSTALL = register_endpoint(
 
 
 def curl(url: str, **extra: Any) -> str:
-    """Return a curl command that asks the demo for a story, without streaming so that it is readable."""
+    """Return a curl command that requests a story from the demo, without streaming so that it is readable."""
     messages = [{"role": "user", "content": "Tell me a story."}]
     body = json.dumps({"model": "demo", **extra, "messages": messages}, separators=(",", ":"))
     words = ["curl", f"{url}/v1/chat/completions", "-H", "Content-Type: application/json", "-d", body]
@@ -65,12 +65,12 @@ class Step:
     url: str = ""
     verb: str = ""
     command: str = ""
-    act: str = ""  # where a button posts, and its label
+    act: str = ""  # URL to which the button posts; act_verb is its label
     act_verb: str = ""
 
 
 def first_steps(user: User, site_url: str) -> list[Step]:
-    """Return the steps; none if the user lacks a permission or all are done. Uses only cheap queries."""
+    """Return the steps, or none if the user lacks a permission or all are done. Uses only cheap queries."""
     needed = (*INSTALL.permissions, "openai_api.add_apikey", "steering.change_steeringprofile")
     if not user.has_perms(needed):
         return []

@@ -27,7 +27,7 @@ TOO_MANY = "too_many_logins"
 
 
 class LoginLimit:
-    """Attempts are counted before the password is checked, so that many at once pass no more than one by one.
+    """Counts attempts before the password is checked, so that concurrent attempts cannot exceed the limit.
 
     An address from which a user has logged in before is not affected by attempts from other addresses.
     """
@@ -46,7 +46,7 @@ class LoginLimit:
         return wait_s
 
     def succeeded(self, address: str, user: str) -> None:
-        """Uncount the last attempt, because it succeeded."""
+        """Remove the last attempt from the count, because it succeeded."""
         self._by_address.give_back(address)
         self._by_user.give_back(user)
         with self._lock:
@@ -62,13 +62,13 @@ class LimitedLoginForm(AdminAuthenticationForm):
 
     def clean(self) -> dict[str, Any]:
         name, password = self.cleaned_data.get("username"), self.cleaned_data.get("password")
-        if not name or not password:  # nothing is checked
+        if not name or not password:  # no password is checked
             return super().clean()
         assert self.request is not None
         address, user = client_network(client_address(self.request)), _normal(name)
         self.wait_s = get_login_limit().take(address, user)
         if self.wait_s:
-            logger.warning("A login from %s is refused: too many failed.", address)
+            logger.warning("Refused a login from %s after too many failed logins.", address)
             minutes = math.ceil(self.wait_s / 60)
             message = f"Too many failed logins. Try again in {minutes} minute{'s' if minutes > 1 else ''}."
             raise ValidationError(message, code=TOO_MANY)

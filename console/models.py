@@ -27,7 +27,7 @@ COUNTED = (
 
 
 class LoadSample(models.Model):
-    """The load of one serving process in one minute or hour, so that pages need not count the request log."""
+    """The load of a serving process in a minute or hour, stored so that pages need not count the request log."""
 
     process = models.UUIDField(help_text="Of one start of one process.")
     begins_at = models.DateTimeField()
@@ -58,7 +58,7 @@ class LoadSample(models.Model):
 
 
 class Playground(models.Model):
-    """No table; holds the permission to use the playground."""
+    """Defines the permission to use the playground. Has no table."""
 
     class Meta:
         managed = False

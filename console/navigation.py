@@ -99,7 +99,7 @@ def sections(request: HttpRequest, app_list: Iterable[Mapping[str, Any]]) -> tup
 
 
 def place_of(found: Iterable[Section]) -> Place | None:
-    """Return the page's place; None for pages outside the sidebar, such as changing the password."""
+    """Return the place of the page, or None for pages outside the sidebar, such as changing the password."""
     return next((Place(section.title, link) for section in found for link in section.links if link.is_current), None)
 
 

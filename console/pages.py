@@ -27,8 +27,7 @@ def nothing(request: HttpRequest) -> Mapping[str, Any]:
 class Page:
     """One page, at ``/admin/<route>``, whose template extends ``admin/base_site.html``.
 
-    Its URL is named ``admin:console_<name>``. All ``permissions`` are required; without any, every member of
-    staff can see it.
+    Its URL is named ``admin:console_<name>``. All ``permissions`` are required; without any, all staff can see it.
     """
 
     name: str
@@ -66,12 +65,12 @@ class Pages:
         self._endpoints: dict[str, Endpoint] = {}
 
     def add_page(self, page: Page) -> Page:
-        assert page.name not in self._pages, f"two pages are named {page.name}"
+        assert page.name not in self._pages, f"page {page.name} is already registered"
         self._pages[page.name] = page
         return page
 
     def add_endpoint(self, endpoint: Endpoint) -> Endpoint:
-        assert endpoint.name not in self._endpoints, f"two endpoints are named {endpoint.name}"
+        assert endpoint.name not in self._endpoints, f"endpoint {endpoint.name} is already registered"
         self._endpoints[endpoint.name] = endpoint
         return endpoint
 

@@ -47,7 +47,7 @@ class Source:
 
 
 def search(request: HttpRequest) -> Mapping[str, Any]:
-    """Return the results. Blank text finds nothing; NUL is removed, because Postgres refuses it."""
+    """Return the results, none for a blank text. NUL is removed, because Postgres cannot store it."""
     text = request.GET.get("q", "").replace("\0", "").strip()[:MAX_CHARS]
     sources = [source for source in SOURCES if request.user.has_perm(source.permission)]
     groups = [_group(source, request.user, text) for source in sources] if text else []

@@ -1,4 +1,4 @@
-"""The admin site with our pages, our navigation and the dashboard as its first page."""
+"""The admin site with the console's pages and navigation, and the dashboard as its first page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from console.pages import PAGES
 class ConsoleSite(AdminSite):
     site_header = site_title = "miLLM"
     index_title = "Dashboard"
-    enable_nav_sidebar = False  # our sidebar is in the header block of base_site.html
+    enable_nav_sidebar = False  # the console's sidebar is in the header block of base_site.html
     site_url = None
     login_form = LimitedLoginForm
 

@@ -1,4 +1,4 @@
-"""What several apps share, below all of them: snapshots, database threads, pagination, ids, storable text.
+"""Code that several apps share: snapshots, database threads, pagination, ids, storable text.
 
-Plain Python and Django without models. Start with `snapshots` (values cached in the process) and `database`.
+It has no models and imports no other app. Start with `snapshots` (values cached in the process) and `database`.
 """

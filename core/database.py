@@ -1,9 +1,9 @@
-"""Database work away from the event loop, with a bound on every wait; and safe descriptions of database errors.
+"""Database work outside the event loop, with a limit on every wait; and safe descriptions of database errors.
 
-:class:`DatabaseThreads` run short work in one transaction. The caller waits for at most MILLM_DATABASE_TIMEOUT; if it
-gives up, nothing is committed later. :func:`in_thread` runs work that may take long, such as an upload: only the waits
-for a thread and for locks are bounded. It has threads of its own, so that slow disks do not delay tokenizers, which use
-the common pool of the process.
+:class:`DatabaseThreads` runs short work in one transaction. The caller waits for at most MILLM_DATABASE_TIMEOUT; after
+that, nothing is committed. :func:`in_thread` runs work that may take long, such as an upload: only the waits for a
+thread and for locks are limited. It has a separate thread pool, so that slow disks do not delay tokenizers, which use
+the default pool of the process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SET_LIMITS = "SELECT set_config('lock_timeout', %s, false), set_config('statemen
 
 
 class DatabaseTooSlowError(MillmError, OperationalError):
-    """The database did not answer in time; nothing was written."""
+    """The database did not respond in time, and nothing was written."""
 
     status = 503
     code = "database_unavailable"
@@ -38,7 +38,7 @@ class DatabaseTooSlowError(MillmError, OperationalError):
 
 
 class Attempt:
-    """Decides once whether work is committed or abandoned, because thread and caller may decide at the same time."""
+    """Decides once whether work is committed or abandoned. The thread and its caller may decide at the same time."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
@@ -47,7 +47,7 @@ class Attempt:
         self._is_decided = False
 
     def decide(self) -> bool:
-        """Return True for the first call only: from the thread about to commit, or from the caller that gives up."""
+        """Return True for the first call only: by the thread about to commit, or by the caller whose wait is over."""
         with self._lock:
             is_first, self._is_decided = not self._is_decided, True
             return is_first
@@ -55,7 +55,7 @@ class Attempt:
     def check(self, execute: Callable[..., Any], *arguments: Any) -> Any:
         """Run a statement, or raise DatabaseTooSlowError after the deadline, which rolls the work back."""
         if time.monotonic() > self._deadline:
-            raise DatabaseTooSlowError("The database takes too long.")
+            raise DatabaseTooSlowError("The database did not respond in time. Try again later.")
         return execute(*arguments)
 
 
@@ -75,13 +75,13 @@ class DatabaseThreads:
         try:
             return await _result(future, attempt.timeout_s)
         except _StillRunningError:
-            future.cancel()  # if it still waits for a thread
-            if not attempt.decide():  # it is committing already
+            future.cancel()  # has an effect if the work still waits for a thread
+            if not attempt.decide():  # the thread is already committing
                 try:
                     return await _result(future, attempt.timeout_s)
                 except _StillRunningError:
                     pass
-            raise DatabaseTooSlowError("The database takes too long.") from None
+            raise DatabaseTooSlowError("The database did not respond in time. Try again later.") from None
 
 
 _database = DatabaseThreads("storage-database", MAX_AT_ONCE)
@@ -89,14 +89,14 @@ _pool = ThreadPoolExecutor(MAX_AT_ONCE, thread_name_prefix="storage")
 
 
 async def in_database(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run short work on the common pool: see :meth:`DatabaseThreads.run`."""
+    """Run short work on the shared pool, see :meth:`DatabaseThreads.run`."""
     return await _database.run(lambda: work(*args, **kwargs))
 
 
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run ``work``, which may take long, in a thread that leaves no database connection behind.
+    """Run ``work``, which may take long, in a thread, and close the thread's database connection.
 
-    Raise DatabaseTooSlowError if no thread is free, OperationalError if a lock is not.
+    Raise DatabaseTooSlowError if no thread becomes free in time, OperationalError if a lock does not.
     """
     started = threading.Event()
 
@@ -113,7 +113,9 @@ async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
         return await _result(future, settings.MILLM_DATABASE_TIMEOUT)
     except _StillRunningError:
         if future.cancel():
-            raise DatabaseTooSlowError("All threads of the storage are busy.") from None
+            raise DatabaseTooSlowError(
+                "The server is busy with other uploads and downloads. Try again later."
+            ) from None
     return await asyncio.wrap_future(future)
 
 
@@ -147,7 +149,7 @@ def _in_transaction(attempt: Attempt, work: Callable[[], T]) -> T:
         with connection.execute_wrapper(attempt.check), transaction.atomic():
             result = work()
             if not attempt.decide():
-                raise DatabaseTooSlowError("The database takes too long.")
+                raise DatabaseTooSlowError("The database did not respond in time. Try again later.")
             return result
 
     return _with_limits(committed, lock_s=attempt.timeout_s, statement_s=attempt.timeout_s)
@@ -160,7 +162,7 @@ def _with_limits(work: Callable[[], T], *, lock_s: float, statement_s: float) ->
 
 @contextmanager
 def own_connection() -> Iterator[None]:
-    """Leave no database connection behind in this thread, unless the caller is inside a transaction."""
+    """Close this thread's database connection at the end, unless the caller is inside a transaction."""
     close_old_connections()
     try:
         yield
@@ -171,13 +173,16 @@ def own_connection() -> Iterator[None]:
 
 @contextmanager
 def _limits(lock_s: float, statement_s: float) -> Iterator[None]:
-    """Bound each statement, and reset the bounds, because the connection returns to a pool."""
+    """Limit the duration of each statement, and reset the limits because the connection returns to a pool."""
     with connection.cursor() as cursor:
         cursor.execute(SET_LIMITS, [_milliseconds(lock_s), _milliseconds(statement_s)])
     try:
         yield
     finally:
-        with suppress(OperationalError, InterfaceError), connection.cursor() as cursor:  # one that broke is dropped
+        with (
+            suppress(OperationalError, InterfaceError),
+            connection.cursor() as cursor,
+        ):  # a broken connection is dropped anyway
             cursor.execute("RESET lock_timeout")
             cursor.execute("RESET statement_timeout")
 
@@ -194,15 +199,15 @@ def is_database_error(error: object) -> bool:
 
 
 def describe_database_error(error: BaseException) -> str:
-    """Describe a database error by schema names, never by its message: Postgres quotes rows, and rows hold prompts.
+    """Describe a database error by schema names, without its message: Postgres quotes rows, which may contain prompts.
 
-    Messages of failed connections hold no rows and are kept, because an operator needs them.
+    Messages of failed connections contain no rows and are kept, because an operator needs them.
     """
     cause = error.__cause__ if isinstance(error.__cause__, psycopg.Error) else error
     if not isinstance(cause, psycopg.Error):
-        return _first_line(error)  # Django's own words
+        return _first_line(error)  # written by Django, without row values
     if cause.sqlstate is None:
-        return _first_line(cause)  # libpq's, about the connection
+        return _first_line(cause)  # written by libpq, about the connection
     about = cause.diag
     names = {"table": about.table_name, "column": about.column_name, "constraint": about.constraint_name}
     named = ", ".join(f"{kind} {name}" for kind, name in names.items() if name)

@@ -15,8 +15,8 @@ NEVER_RETRY = frozenset({409, 504, 507})  # statuses of requests that would fail
 class MillmError(Exception):
     """An error with the HTTP status, code and field that clients see.
 
-    ``message`` is a sentence that quotes the value and names the remedy. ``param`` is the field of the request.
-    ``retry_after_s`` becomes Retry-After. ``can_retry`` False tells SDKs that a retry would fail as well.
+    ``message`` is a sentence that quotes the value and says what to do. ``param`` is the field of the request.
+    ``retry_after_s`` becomes Retry-After. ``can_retry=False`` tells SDKs that a retry would fail as well.
     ``names_files``: the message may contain paths of the server, which clients of /v1 do not see.
     """
 

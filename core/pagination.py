@@ -1,4 +1,4 @@
-"""Keyset pagination: a page far down a table costs as much as the first, because no row is counted or skipped.
+"""Keyset pagination: any page of a table costs as much as the first, because no rows are counted or skipped.
 
 :func:`keyset_page` serves pages with links in both directions, :func:`rows_between` lists between two cursors.
 """
@@ -17,7 +17,7 @@ from django.db.models import Model, Q, QuerySet
 
 Row = TypeVar("Row", bound=Model)
 Position = TypeVar("Position")
-EXACT_BELOW = 50_000  # rows; for larger tables Postgres' own estimate is used
+EXACT_BELOW = 50_000  # rows; for larger tables, Postgres's estimate is used
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _MAX_MICROSECONDS = 253_370_764_800_000_000  # the year 9999
@@ -64,7 +64,7 @@ class Cursor:
 
     @classmethod
     def parse(cls, text: str, to_pk: Callable[[str], Any] = str) -> Cursor:
-        """Parse a cursor, converting the key with ``to_pk``. Raises CursorError."""
+        """Parse a cursor, converting the key with ``to_pk``. Raise CursorError if it is invalid."""
         microseconds, dot, pk = text.partition(".")
         try:
             if not (dot and pk and microseconds.isascii() and microseconds.isdecimal()) or "\0" in pk:
@@ -74,7 +74,7 @@ class Cursor:
                 raise ValueError
             return cls(_EPOCH + value * _MICROSECOND, to_pk(pk))
         except ValueError:
-            raise CursorError(f"“{text[:80]}” is no place in the list.") from None
+            raise CursorError(f"`{text[:80]}` is not a valid cursor.") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,9 @@ class ByTime:
     def older_than(self, rows: QuerySet[Row], position: Cursor | None) -> QuerySet[Row]:
         if position is not None:
             beyond = Q(**{self.field: position.at, "pk__gte": position.pk})
-            rows = rows.filter(Q(**{f"{self.field}__lte": position.at}), ~beyond)  # an index serves the first condition
+            rows = rows.filter(
+                Q(**{f"{self.field}__lte": position.at}), ~beyond
+            )  # the first condition can use an index
         return rows.order_by(f"-{self.field}", "-pk")
 
     def newer_than(self, rows: QuerySet[Row], position: Cursor | None) -> QuerySet[Row]:
@@ -110,7 +112,7 @@ def rows_between(
 ) -> tuple[list[Row], bool]:
     """Return up to ``size`` rows between two cursors, and whether there are more. One query.
 
-    The rows next to ``after`` are chosen; without it those next to ``before``; without both the first ones.
+    They are the rows next to ``after``; without it, those next to ``before``; without both, the first ones.
     """
     forward, backward = order.older_than, order.newer_than
     if is_ascending:
@@ -125,7 +127,7 @@ def rows_between(
 
 @dataclass(frozen=True, slots=True)
 class KeysetPage(Generic[Row, Position]):
-    """Rows, newest first. ``older`` and ``newer`` are where the neighbouring pages start, None at the ends."""
+    """Rows, newest first. ``older`` and ``newer`` are the start positions of the adjacent pages, None at the ends."""
 
     rows: list[Row]
     older: Position | None
@@ -157,7 +159,7 @@ def keyset_page(
 
 
 class EstimatingPaginator(Paginator):  # type: ignore[type-arg]  # it takes none at run time
-    """Django's paginator, which estimates the number of rows of a large unfiltered table instead of counting them."""
+    """Django's paginator, but the number of rows of a large unfiltered table is estimated instead of counted."""
 
     @cached_property
     def count(self) -> int:
@@ -170,7 +172,7 @@ class EstimatingPaginator(Paginator):  # type: ignore[type-arg]  # it takes none
 
 
 def estimated_rows(table: str) -> int:
-    """Return Postgres' estimate of a table's size, -1 if it was never analysed."""
+    """Return Postgres's estimate of the number of rows, or -1 if the table was never analysed."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT reltuples::bigint FROM pg_class WHERE oid = to_regclass(%s)", [f'"{table}"'])
         row = cursor.fetchone()

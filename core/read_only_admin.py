@@ -9,7 +9,7 @@ from django.http import HttpRequest
 
 
 class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
-    """An admin that is read-only for all users. Rows never change, so they have no history."""
+    """An admin that is read-only for all users. Its rows never change, so they have no history."""
 
     has_history = False
     actions: Any = None

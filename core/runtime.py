@@ -1,7 +1,7 @@
 """The long-lived objects of this process, such as the engine's client and the log writer, in one place.
 
-A module that owns such an object declares a :class:`Service` for it. :mod:`millm_site.serving` installs what it starts,
-and tests install their own; everything else is made when it is first needed.
+A module that owns such an object declares a :class:`Service` for it. :mod:`millm_site.serving` installs the objects
+that it starts, and tests install their own; all others are created when they are first used.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ T = TypeVar("T")
 
 
 class Service(Generic[T]):
-    """The place of one object. ``make`` makes it on first use, or raises where this process has none."""
+    """The key of one object. ``make`` creates it on first use, or raises if this process has none."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self.make = make
-        self.lock = threading.RLock()  # so that it is made once
+        self.lock = threading.RLock()  # ensures that the object is created once
 
 
 class Runtime:
@@ -28,7 +28,7 @@ class Runtime:
         self._objects: dict[Service[Any], Any] = {}
 
     def get(self, service: Service[T]) -> T:
-        """Return the object, made if there is none. Raises what ``make`` raises."""
+        """Return the object. If there is none, create it, and raise what ``make`` raises."""
         found = self.find(service)
         if found is not None:
             return found
@@ -44,12 +44,12 @@ class Runtime:
         return found
 
     def install(self, service: Service[T], value: T) -> None:
-        """Make ``value`` the object; the earlier one is left to its owner."""
+        """Set the object to ``value``. The previous one is not closed."""
         with service.lock:
             self._objects[service] = value
 
     def remove(self, service: Service[T]) -> T | None:
-        """Forget the object and return it; the next use makes another one."""
+        """Remove the object and return it. The next use creates a new one."""
         with service.lock:
             found: T | None = self._objects.pop(service, None)
             return found

@@ -2,7 +2,7 @@
 
 A writer calls :meth:`Snapshot.invalidate` inside its transaction: at commit this process reloads the value before
 ``on_commit`` returns, and PostgreSQL notifies the other processes, whose listener thread reloads theirs. Reading a
-warm snapshot touches no database, so request handling goes on while PostgreSQL is away.
+warm snapshot does not use the database, so requests can be handled while PostgreSQL is down.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from core.database import own_connection
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-MAX_CHANGED = 500  # rows that are read one by one after a change, and whose ids fit into a notification
-EVERYTHING = None  # in place of the ids of changed rows
+MAX_CHANGED = 500  # rows that are reloaded one by one after a change, and whose ids fit into a notification
+EVERYTHING = None  # instead of the ids of changed rows: all may have changed
 _TOKEN = uuid.uuid4().hex
 _snapshots: weakref.WeakSet[Snapshot[Any]] = weakref.WeakSet()
 
@@ -44,8 +44,8 @@ _snapshots: weakref.WeakSet[Snapshot[Any]] = weakref.WeakSet()
 class Snapshot(Generic[T]):
     """One value, loaded by ``load`` (synchronous ORM code) and invalidated on the PostgreSQL channel ``channel``.
 
-    ``load_changed`` makes a new value of the old one and the rows of the given ids; without it everything is loaded
-    after each change. Without a running listener (in commands) only this process' own writes refresh the value.
+    ``load_changed`` builds a new value from the old one and the rows of the given ids; without it, everything is
+    reloaded after each change. Without a running listener (in commands), only writes of this process refresh the value.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class Snapshot(Generic[T]):
         self._counting = threading.Lock()
         self._requested = 0  # the newest ticket of a requested refresh
         self._done = 0  # the newest ticket that the value reflects
-        self._changed: set[int] | None = set()  # ids of rows that tickets in between announced
-        self._current_at = clock()  # when the value was last known to be what the database holds
-        self._is_broken = False  # loading failed in a way that a retry does not fix
+        self._changed: set[int] | None = set()  # ids of the rows announced by the tickets in between
+        self._current_at = clock()  # when the value was last known to match the database
+        self._is_broken = False  # loading failed in a way that a retry would not fix
         self._writer = threading.local()
         _snapshots.add(self)
 
     def get(self) -> T:
-        """Return the value, loading it on first use. Safe in async code: another thread loads a cold value."""
+        """Return the value, and load it on first use. Safe in async code: a cold value is loaded in another thread."""
         if self._has_uncommitted_writes():
             return self._load()
         box = self._value
@@ -89,7 +89,7 @@ class Snapshot(Generic[T]):
         return self._loaded(self.mark_stale(ids))
 
     def catch_up(self) -> None:
-        """Load all announced changes that the value does not reflect yet."""
+        """Load all announced changes that are not in the value yet."""
         self._loaded(self._requested)
 
     def _loaded(self, ticket: int) -> T:
@@ -131,18 +131,18 @@ class Snapshot(Generic[T]):
 
     @property
     def is_stale(self) -> bool:
-        """Whether an announced change is not in the value yet; readers see the old value until it is."""
+        """Whether an announced change is not in the value yet. Until then, readers get the old value."""
         return self._done < self._requested
 
     def mark_stale(self, ids: Collection[int] | None = EVERYTHING) -> int:
-        """Announce a change; the listener reloads. Returns the ticket of the announcement."""
+        """Announce a change, so that the listener reloads. Return the ticket of the announcement."""
         with self._counting:
             self._requested += 1
             self._changed = _both(self._changed, self._few(ids))
             return self._requested
 
     def abandon_reload(self) -> None:
-        """Keep the old value until the next change, because loading failed in a way that a retry does not fix."""
+        """Keep the old value until the next change, because loading failed in a way that a retry would not fix."""
         self._done, self._is_broken = self._requested, True
 
     def confirm(self, at: float) -> None:
@@ -159,19 +159,19 @@ class Snapshot(Generic[T]):
         return EVERYTHING if ids is EVERYTHING or self._load_changed is None or len(ids) > MAX_CHANGED else ids
 
     def _refresh_after_commit(self) -> None:
-        """Runs once per announcement of the transaction; the first call loads the changes of all of them."""
+        """Reload after a commit. Runs once per announcement; the first call loads the changes of all of them."""
         self._writer.is_writing = False
         changed, self._writer.changed = getattr(self._writer, "changed", EVERYTHING), set()
         if changed is not EVERYTHING and not changed:
             return
         try:
             self.refresh(changed)
-        except Exception:  # the write is committed: it must not look failed because reading it back did
-            logger.exception("Could not reload the snapshot of %s after a commit.", self.channel)
+        except Exception:  # the write is committed; a failed reload must not make it look failed
+            logger.exception("The snapshot of %s could not be reloaded after a commit.", self.channel)
             _recover_later(self)
 
     def _has_uncommitted_writes(self) -> bool:
-        """Return whether this thread has uncommitted writes: only it may see those rows, so they are not cached."""
+        """Return whether this thread has uncommitted writes. No other thread sees them, so they must not be cached."""
         if not getattr(self._writer, "is_writing", False):
             return False
         if connection.in_atomic_block:
@@ -181,7 +181,7 @@ class Snapshot(Generic[T]):
 
 
 def forget_snapshots() -> None:
-    """Drop all values; for tests that replace the content of the database."""
+    """Drop all values. For tests that replace the content of the database."""
     for snapshot in list(_snapshots):
         snapshot.forget()
 
@@ -191,12 +191,12 @@ def known_snapshots() -> list[Snapshot[Any]]:
 
 
 def process_token() -> str:
-    """Return the prefix of this process' notifications, by which its listener skips them."""
+    """Return the prefix of this process's notifications, which its own listener skips."""
     return f"{os.getpid()}-{_TOKEN}"
 
 
 def announcement(ids: Collection[int] | None) -> str:
-    """Return the payload of a notification: the process, and the ids of changed rows if they are few."""
+    """Return the payload of a notification: the process, and the ids of the changed rows if there are few."""
     return process_token() if ids is EVERYTHING else f"{process_token()} {','.join(map(str, ids))}"
 
 
@@ -212,7 +212,7 @@ def _both(one: Collection[int] | None, other: Collection[int] | None) -> set[int
 
 
 def _recover_later(snapshot: Snapshot[T]) -> None:
-    """Drop a stale value if no listener is running to reload it, so that the next reader does."""
+    """Drop a stale value if no listener is running to reload it, so that the next reader reloads it."""
     if not is_listening():
         snapshot.forget()
 
@@ -245,8 +245,8 @@ class SnapshotListener:
 
     Runs in serving processes only.
 
-    While the database is away the snapshots keep their last values and the thread tries to reconnect, first after
-    0.25 s, then at doubling intervals up to 5 s.
+    While the database is down, the snapshots keep their last values and the thread tries to reconnect, first after
+    0.25 s, then at doubling intervals of up to 5 s.
     """
 
     def __init__(self, database: str = DEFAULT_DB_ALIAS) -> None:
@@ -270,16 +270,18 @@ class SnapshotListener:
                     backoff_s = POLL_S / 2
                     self._listen(connection)
             except Exception as error:  # noqa: BLE001 - the thread survives all database failures
-                logger.warning("Snapshot listener lost the database (%s); next try in %.2f s.", error, backoff_s)
+                logger.warning(
+                    "The snapshot listener lost its database connection (%s). Retrying in %.2f s.", error, backoff_s
+                )
                 self._stop.wait(backoff_s)
                 backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
         connections[self._database].close()
 
     @contextmanager
     def _connection(self) -> Iterator[psycopg.Connection[Any]]:
-        """Open a connection outside Django's pool, because it is held while waiting."""
+        """Open a connection outside Django's pool, because it is held while the thread waits."""
         params = connections[self._database].get_connection_params()
-        # The heartbeat detects a peer that vanished silently, within this TCP timeout.
+        # The heartbeat detects a server that vanished without closing the connection, within this TCP timeout.
         with psycopg.connect(**{**params, "autocommit": True, "tcp_user_timeout": 15_000}) as connection:
             try:
                 yield connection
@@ -319,7 +321,7 @@ def _mark_stale(channel: str, ids: Collection[int] | None = EVERYTHING) -> None:
 
 
 def _reload_stale() -> None:
-    """Reload stale snapshots. A database error leaves the rest stale and makes the listener reconnect."""
+    """Reload stale snapshots. On a database error the rest stays stale and the listener reconnects."""
     stale = [snapshot for snapshot in known_snapshots() if snapshot.is_stale]
     if not stale:
         return
@@ -334,8 +336,8 @@ def _reload(snapshot: Snapshot[Any]) -> None:
         snapshot.catch_up()
     except (DatabaseError, InterfaceError):
         raise
-    except Exception:  # one bad row must not block the other snapshots
-        logger.exception("Could not reload the snapshot of %s; it keeps its last value.", snapshot.channel)
+    except Exception:  # one invalid row must not block the other snapshots
+        logger.exception("The snapshot of %s could not be reloaded; using the previous one.", snapshot.channel)
         snapshot.abandon_reload()
 
 

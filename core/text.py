@@ -12,7 +12,7 @@ Json = str | int | float | bool | list["Json"] | dict[str, "Json"] | None
 
 
 def clean_text(text: str, max_length: int | None = None) -> str:
-    """Return ``text`` with U+FFFD for characters that a text column refuses, cut to ``max_length``."""
+    """Return ``text`` with U+FFFD for characters that a text column refuses, truncated to ``max_length``."""
     cleaned = _UNSTORABLE.sub(REPLACEMENT, text)
     return cleaned if max_length is None else cleaned[:max_length]
 
@@ -23,7 +23,7 @@ def is_storable(text: str) -> bool:
 
 
 def clean_json(value: object) -> Json:
-    """Return ``value`` as jsonb accepts it: non-finite numbers become their names, other objects their repr."""
+    """Return ``value`` so that jsonb accepts it: non-finite numbers become their names, other objects their repr."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, str):

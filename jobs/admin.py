@@ -86,10 +86,10 @@ def result_html(job: Job) -> SafeString:
     """Return the result as its kind renders it, followed by the JSON."""
     if not job.result:
         return SafeString("–")
-    told = _told(job)
-    if told is None:
+    rendered = _rendered_result(job)
+    if rendered is None:
         return pretty_json(job.result)
-    return format_html("{}<details><summary>As JSON</summary>{}</details>", told, pretty_json(job.result))
+    return format_html("{}<details><summary>As JSON</summary>{}</details>", rendered, pretty_json(job.result))
 
 
 def _figures(result: dict[str, Any]) -> SafeString | None:
@@ -111,7 +111,7 @@ def _value(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
-def _told(job: Job) -> SafeString | None:
+def _rendered_result(job: Job) -> SafeString | None:
     """Return the rendered result; None unless the job succeeded and its kind is known."""
     if job.state != Job.State.SUCCEEDED or not job.result:
         return None
@@ -123,7 +123,7 @@ def _told(job: Job) -> SafeString | None:
 
 
 def _live(job: Job, part: str, content: SafeString) -> SafeString:
-    """Return content that live.js updates until the job has ended, from the topic ``job:<id>`` or by polling."""
+    """Wrap content that live.js updates until the job has ended, from the topic ``job:<id>`` or by polling."""
     html = '<span id="job-{}-{}" data-job-live="{}" data-live-topic="job:{}">{}</span>'
     if job.has_ended:
         return format_html('<span id="job-{}-{}" data-job-live="">{}</span>', job.pk, part, content)

@@ -22,7 +22,7 @@ _lock = threading.Lock()
 
 
 def start_job_worker() -> None:
-    """Start this process' worker; idempotent. Called by serving processes only."""
+    """Start the worker of this process. Idempotent. Called by serving processes only."""
     global _worker
     with _lock:
         if _worker is None and settings.MILLM_JOB_WORKERS:
@@ -37,14 +37,14 @@ def start_job_worker() -> None:
 
 
 def interrupt_jobs() -> None:
-    """Stop accepting jobs; running ones return to the queue at their next progress report."""
+    """Stop accepting jobs. Running ones return to the queue when they next report progress."""
     worker = _worker
     if worker is not None:
         worker.interrupt()
 
 
 def stop_job_worker(timeout_s: float = 5.0) -> None:
-    """Wait for jobs to be given back, and end the threads; idempotent."""
+    """Wait until running jobs are back in the queue, and end the threads. Idempotent."""
     global _worker
     with _lock:
         worker, _worker = _worker, None

@@ -1,4 +1,4 @@
-"""Shared parts of job commands: a command on one job, and waiting for a job to end."""
+"""Shared code of job commands: a command on one job, and waiting for a job to end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class JobCommand(MillmCommand):
     def handle(self, **options: Any) -> None:
         job = Job.objects.filter(pk=options["id"]).first()
         if job is None:
-            raise CommandError(f"There is no job {options['id']}.")
+            raise CommandError(f"The job `{options['id']}` does not exist.")
         self.act(job)
         self.stdout.write(self.style.SUCCESS(f'{self.done} "{job}".'))
 
@@ -36,15 +36,15 @@ class JobCommand(MillmCommand):
 POLL_S = 0.5
 
 
-def wait_for_end(job: Job, say: Callable[[str], object], poll_s: float = POLL_S) -> Job:
-    """Wait until the job has ended and return it; ``say`` is called with its progress."""
-    said = ""
+def wait_for_end(job: Job, report: Callable[[str], object], poll_s: float = POLL_S) -> Job:
+    """Wait until the job has ended and return it. ``report`` is called with its progress."""
+    reported = ""
     while True:
         row = Job.objects.get(pk=job.pk)
         line = f"{row.state} {row.done}/{row.total} {row.message}".rstrip()
-        if line != said:
-            said = line
-            say(line)
+        if line != reported:
+            reported = line
+            report(line)
         if row.has_ended:
             return row
         time.sleep(poll_s)

@@ -1,7 +1,7 @@
-"""Procrastinate's part: it wakes a worker somewhere for each queued job, at most one worker per delivery.
+"""Delivery of queued jobs to workers with procrastinate: each delivery wakes at most one worker.
 
-A delivery carries a job's id and nothing else. Whether the job runs is decided by its own row (execution.py), so a
-delivery too many does nothing, and one that is lost is made again by the sweep.
+A delivery carries only the id of a job. Whether the job runs is decided by its row (execution.py), so a duplicate
+delivery has no effect, and the sweep replaces a lost one.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ QUEUE = "jobs"
 MAX_CONNECTIONS = 3
 POOL_TIMEOUT_S = 5.0
 
-_sender = App(connector=DjangoConnector())  # defers on Django's connection, in the transaction that is open there
+_sender = App(connector=DjangoConnector())  # defers on Django's connection, inside its open transaction
 
 
 def deliver(job: Job) -> None:
-    """Have a worker look at ``job`` when the transaction commits; nothing more where one is to do so already."""
+    """Send ``job`` to a worker when the transaction commits. A no-op if a delivery of it is already waiting."""
     send = _sender.configure_task(TASK, queue=QUEUE, priority=job.priority, queueing_lock=str(job.id))
     try:
         with transaction.atomic():
@@ -38,8 +38,8 @@ def deliver(job: Job) -> None:
         pass
 
 
-def deliver_forgotten() -> None:
-    """Jobs that are due get a delivery where they have none."""
+def deliver_due() -> None:
+    """Deliver the jobs that are due and have no waiting delivery."""
     waiting = ProcrastinateJob.objects.filter(task_name=TASK, status=Status.TODO.value)
     delivered = set(waiting.values_list("queueing_lock", flat=True))
     for job in Job.objects.due():
@@ -49,9 +49,9 @@ def deliver_forgotten() -> None:
 
 @asynccontextmanager
 async def receiving(receive: Callable[[str], Awaitable[None]]) -> AsyncIterator[App]:
-    """Return a procrastinate app for the current event loop, whose workers call ``receive`` with the id of a job.
+    """Provide a procrastinate app for the current event loop, whose workers call ``receive`` with the id of a job.
 
-    It has its own connections: a worker waits for notifications, which Django's pool does not support.
+    It has its own connections, because a worker waits for notifications, which Django's pool does not support.
     """
     params = await sync_to_async(connector_params, thread_sensitive=False)()
     connector = PsycopgConnector(kwargs=params, min_size=1, max_size=MAX_CONNECTIONS, timeout=POOL_TIMEOUT_S)
@@ -65,8 +65,8 @@ async def receiving(receive: Callable[[str], Awaitable[None]]) -> AsyncIterator[
         yield app
 
 
-async def drop_dead(app: App, stall_s: float) -> None:
-    """Forget deliveries to workers that are gone."""
+async def drop_stalled(app: App, stall_s: float) -> None:
+    """Delete deliveries to workers that no longer run."""
     stalled = await app.job_manager.get_stalled_jobs(queue=QUEUE, task_name=TASK, seconds_since_heartbeat=stall_s)
     for delivery in stalled:
         if delivery.id is not None:

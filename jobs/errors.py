@@ -1,4 +1,4 @@
-"""Errors of enqueueing and stopping jobs, and exceptions that end a run from outside."""
+"""Errors of enqueueing and stopping jobs, and exceptions that stop a run from outside."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class JobStateError(JobError):
 
 
 class RunStopped(BaseException):
-    """Not an Exception, so that a run that catches errors of single items does not catch this."""
+    """Stops a run. Not an Exception, so that a run that catches errors of single items does not catch it."""
 
 
 class JobCancelled(RunStopped):
@@ -51,4 +51,4 @@ class JobPostponed(RunStopped):
 
 
 class JobLost(RunStopped):
-    """The job's row is no longer this run's: another process took it over, or the row was deleted."""
+    """The run has lost the job: another process took it over, or its row was deleted."""

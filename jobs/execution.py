@@ -59,7 +59,7 @@ class RunningJobs:
         held = set(rows.values_list("claim", flat=True))
         for job in jobs:
             if job.claim not in held:
-                job.lost.set()  # harmless if the run has just ended
+                job.lost.set()  # has no effect if the run has just ended
 
     def wait_until_none(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
@@ -114,7 +114,7 @@ def _run(kind: str, job: RunningJob) -> None:
     except JobPostponed as postponed:
         give_back(job, postponed)
     except JobLost:
-        logger.warning("The job %s ended here: another process has it, or it was deleted.", job.id)
+        logger.warning("The job %s stopped in this process: another process runs it, or it was deleted.", job.id)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a run raises is its job's end, not its thread's
         _fail(job, error)
 
@@ -138,7 +138,7 @@ def _fail(job: RunningJob, error: BaseException) -> None:
 
 
 def sentence(error: BaseException) -> str:
-    """Return the message of our errors; for others, prefix the class name."""
+    """Return the message of the error, with the class name as a prefix unless it is a full sentence."""
     text = (describe_database_error(error) if is_database_error(error) else str(error)).strip()
     if isinstance(error, JobError) or (text.endswith(".") and " " in text):
         return text
@@ -146,20 +146,20 @@ def sentence(error: BaseException) -> str:
 
 
 def _end(job: RunningJob, state: Job.State, **values: Any) -> None:
-    """Write the outcome, retrying while the database is down. A run that has lost its row writes nothing."""
+    """Write the outcome, retrying while the database is down. A run that has lost its job writes nothing."""
     values |= {"state": state, "claim": None, "finished_at": Now()}
     try:
         retry_while_db_down(lambda: Job.objects.claimed(job.claim).update(**values), job.stopping)
     except JobInterrupted:
-        logger.warning("The end of the job %s could not be written; it runs again.", job.id)
+        logger.warning("The outcome of the job %s could not be written. The job will run again.", job.id)
 
 
 def give_back(job: RunningJob, postponed: JobPostponed | None = None) -> None:
-    """Queue the job again. Tried once if the process is stopping; otherwise the sweep does it."""
+    """Queue the job again. If this fails while the process is stopping, the sweep queues it."""
     try:
         retry_while_db_down(lambda: _queue_again(job.claim, postponed), job.stopping)
     except JobInterrupted:
-        logger.warning("The job %s could not be given back; it runs again when its heartbeat is old.", job.id)
+        logger.warning("The job %s could not be queued again. It will run when its heartbeat is too old.", job.id)
 
 
 @transaction.atomic
@@ -172,6 +172,6 @@ def _queue_again(claim: uuid.UUID, postponed: JobPostponed | None) -> None:
     if postponed is None:
         row.save(update_fields=["state", "claim", "heartbeat_at"])
         deliver(row)
-    else:  # the sweep delivers it when it is due
+    else:  # the sweep will deliver the job when it is due
         row.not_before, row.message = postponed.until, clean_text(postponed.reason, MAX_MESSAGE)
         row.save(update_fields=["state", "claim", "heartbeat_at", "not_before", "message"])

@@ -22,14 +22,14 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 @dataclass(frozen=True, slots=True)
 class JobKind:
-    """A kind of job: its name in the database, its title, and what it runs.
+    """A kind of job: its name in the database, its title and its functions.
 
-    ``run`` and ``show`` are functions, or names of functions ("dotted.module:function") that are imported when they
-    are first needed; prefer a name for whatever is heavy to import. Register kinds in ``AppConfig.ready()``.
+    ``run`` and ``show`` are functions, or names of functions ("dotted.module:function") that are imported on first use;
+    prefer a name if the import is slow. Register kinds in ``AppConfig.ready()``.
 
-    ``run`` works in a thread of its own, and may run again from its last checkpoint after a crash. ``show`` renders a
-    result on the job's page; without it, the page shows the JSON. With ``result_permission``, only users who have that
-    permission see results and log lines.
+    ``run`` is called in a separate thread, and may be called again with its last checkpoint after a crash. ``show``
+    renders a result on the job's page; without it, the page shows the JSON. With ``result_permission``, only users with
+    that permission see results and log lines.
     """
 
     name: str
@@ -39,16 +39,16 @@ class JobKind:
     show: Show | str | None = None
 
     def load_run(self) -> Run:
-        """Return the function that runs a job, importing it if need be."""
+        """Return the function that runs a job; import it if necessary."""
         return load_function(self.run)
 
     def load_show(self) -> Show | None:
-        """Return the function that renders a result, importing it if need be."""
+        """Return the function that renders a result; import it if necessary."""
         return None if self.show is None else load_function(self.show)
 
 
 def load_function(function: F | str) -> F:
-    """Return a function that is given as itself or by its name, "dotted.module:function"."""
+    """Return ``function``; import it if it is a name, "dotted.module:function"."""
     return cast("F", pkgutil.resolve_name(function)) if isinstance(function, str) else function
 
 
@@ -56,9 +56,9 @@ _kinds: dict[str, JobKind] = {}
 
 
 def register(kind: JobKind) -> None:
-    """Make jobs of a kind possible. Idempotent: registering an equal kind again is a no-op."""
+    """Register a kind of job. Idempotent: registering an equal kind again is a no-op."""
     if _kinds.setdefault(kind.name, kind) != kind:
-        raise ValueError(f"Another kind of job is already registered as {kind.name!r}.")
+        raise ValueError(f"Another kind of job is already registered as `{kind.name}`.")
 
 
 def unregister(name: str) -> None:
@@ -71,7 +71,7 @@ def find_kind(name: str) -> JobKind:
     kind = _kinds.get(name)
     if kind is None:
         known = ", ".join(sorted(_kinds)) or "none"
-        raise UnknownKindError(f"There are no jobs of the kind {name!r}. Known kinds: {known}.")
+        raise UnknownKindError(f"The job kind `{name}` does not exist. Supported: {known}.")
     return kind
 
 

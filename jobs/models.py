@@ -1,4 +1,4 @@
-"""Jobs: long work that survives the process, and the lines that it logs."""
+"""The tables of jobs and of their log lines."""
 
 from __future__ import annotations
 
@@ -111,15 +111,15 @@ MAX_BYTES = 16 * 2**20
 
 
 def check_storable(value: Any, name: str) -> dict[str, Any]:
-    """Return ``value`` if Postgres can store it as JSON, or raise NotStorableError."""
+    """Return ``value`` if Postgres can store it as a JSON object, otherwise raise NotStorableError."""
     if not isinstance(value, dict):
-        raise NotStorableError(f"The {name} of a job must be an object, not {type(value).__name__}.")
+        raise NotStorableError(f"The {name} of a job must be an object, got {type(value).__name__}.")
     try:
         text = json.dumps(value, allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise NotStorableError(f"The {name} of a job cannot be stored as JSON: {error}") from None
     if "\\u0000" in text or not is_storable(text):
-        raise NotStorableError(f"The {name} of a job holds text that Postgres refuses: NUL, or half a surrogate pair.")
+        raise NotStorableError(f"The {name} of a job must not contain NUL or lone surrogates.")
     if len(text.encode()) > MAX_BYTES:
-        raise NotStorableError(f"The {name} of a job takes more than {MAX_BYTES // 2**20} MiB.")
+        raise NotStorableError(f"The {name} of a job must be at most {MAX_BYTES // 2**20} MiB.")
     return value

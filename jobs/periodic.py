@@ -1,4 +1,4 @@
-"""Jobs that come back: queued by the sweep when their time has come and there is something to do."""
+"""Periodic jobs: queued by the sweep when their interval has passed and there is something to do."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from jobs.models import Job
 from jobs.services import enqueue_job
 
 logger = logging.getLogger(__name__)
-_LOCK = 0x6D694C4C4D70  # "miLLMp": one process at a time looks what is due
+_LOCK = 0x6D694C4C4D70  # "miLLMp": only one process at a time checks which jobs are due
 
 
 @dataclass(frozen=True, slots=True)
 class Periodic:
-    """A kind of job that comes back.
+    """A kind of job that runs periodically.
 
     ``is_due`` (a function or its name, "dotted.module:function") returns whether there is anything to do. It is called
-    at most once per ``every`` after it returned True, else on each sweep.
+    on each sweep, but not within ``every`` after it has returned True.
     """
 
     kind: str
@@ -52,15 +52,15 @@ def enqueue_due() -> list[Job]:
 def _enqueue(periodic: Periodic) -> Job | None:
     try:
         with transaction.atomic():
-            if not _locked() or _is_recent(periodic) or not load_function(periodic.is_due)():
+            if not _try_lock() or _is_recent(periodic) or not load_function(periodic.is_due)():
                 return None
             return enqueue_job(kind=periodic.kind, params={})
     except Exception:
-        logger.exception("It is not known whether a job of the kind %s is due.", periodic.kind)
+        logger.exception("Could not check whether a job of the kind %s is due.", periodic.kind)
         return None
 
 
-def _locked() -> bool:
+def _try_lock() -> bool:
     """Take a lock until the transaction ends, and return whether it was free."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [_LOCK])

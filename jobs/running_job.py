@@ -1,4 +1,4 @@
-"""A job as its run sees it."""
+"""The interface of a running job: progress, checkpoints, log lines and cancellation."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ MAX_PAUSE_S = 5.0
 
 
 def retry_while_db_down(act: Callable[[], T], stopping: threading.Event) -> T:
-    """Return the result of ``act``, retrying while the database is down. Raises JobInterrupted if the process stops.
+    """Return the result of ``act``, retrying while the database is down. Raise JobInterrupted if the process stops.
 
-    Hours of work must not be lost to a restart of Postgres. ``act`` must be one transaction, because it may run twice.
-    Inside an open transaction it runs once, because that transaction would be lost anyway.
+    A restart of Postgres must not lose hours of work. ``act`` must be one transaction, because it may run twice. Inside
+    an open transaction it runs once, because that transaction would be lost anyway.
     """
     if connection.in_atomic_block:
         return act()
@@ -36,9 +36,9 @@ def retry_while_db_down(act: Callable[[], T], stopping: threading.Event) -> T:
         try:
             return act()
         except (OperationalError, InterfaceError) as error:
-            logger.warning("A job waits for the database (%s); next try in %.2f s.", error, pause_s)
+            logger.warning("A job is waiting for the database (%s). Retrying in %.2f s.", error, pause_s)
         finally:
-            close_old_connections()  # a job must not keep a connection of the pool between its writes
+            close_old_connections()  # a job must not occupy a connection of the pool between its writes
         if stopping.wait(pause_s):
             raise JobInterrupted
         pause_s = min(2 * pause_s, MAX_PAUSE_S)
@@ -51,11 +51,11 @@ MAX_MESSAGE = 500
 
 @dataclass(slots=True)
 class RunningJob:
-    """What the job is to do, and the way to tell how far it is.
+    """The parameters of a running job, and methods to report its progress.
 
-    Every call is a write or a read of the job's own row, so it belongs between pieces of work, not inside of tight
-    loops; none may be made in an event loop. All of them raise JobCancelled, JobInterrupted or JobLost when the run has
-    to end; let those pass. A run may happen again from its last checkpoint, so what it does must bear repetition.
+    Every call reads or writes the job's row, so call it between units of work, not in tight loops or in an event loop.
+    All calls raise JobCancelled, JobInterrupted or JobLost when the run has to end; do not catch those. A job may run
+    again from its last checkpoint, so its work must be safe to repeat.
     """
 
     id: uuid.UUID
@@ -64,22 +64,22 @@ class RunningJob:
     owner_id: int | None = None
     checkpoint: dict[str, Any] = field(default_factory=dict)
     num_lines: int = 0
-    stopping: threading.Event = field(default_factory=threading.Event)  # the process stops
-    lost: threading.Event = field(default_factory=threading.Event)  # found out by the heartbeat
+    stopping: threading.Event = field(default_factory=threading.Event)  # the process is stopping
+    lost: threading.Event = field(default_factory=threading.Event)  # set by the heartbeat
 
     def progress(self, done: int, total: int, message: str = "") -> None:
-        """Say that ``done`` of ``total`` pieces are done; ``message`` says what comes now."""
+        """Report that ``done`` of ``total`` items are done. ``message`` describes the next step."""
         self._write(done=max(done, 0), total=max(total, 0), message=clean_text(message, MAX_MESSAGE))
         self.check_cancelled()
 
     def save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep where a run after a crash goes on."""
+        """Store the state from which the job resumes after a crash."""
         self._write(checkpoint=check_storable(checkpoint, "checkpoint"))
         self.checkpoint = checkpoint
         self.check_cancelled()
 
     def log(self, line: str) -> None:
-        """Add a line to the job's log, which takes 5,000 of them."""
+        """Add a line to the job's log, which holds up to 5,000 lines."""
         self._check_stopped()
         self.num_lines += 1
         if self.num_lines > MAX_LINES:
@@ -101,16 +101,16 @@ class RunningJob:
             raise JobCancelled
 
     def hold(self) -> None:
-        """Keep the job this run's until the open transaction ends; raises JobLost where it is another's by now.
+        """Lock the job for this run until the open transaction ends. Raise JobLost if another run has taken it over.
 
-        What a run writes beside its own row it writes behind this: a run that hung and was replaced writes nothing.
+        Call it before writing to other tables, so that a run that hung and was replaced writes nothing.
         """
         if not self._row().select_for_update(no_key=True).exists():
             raise JobLost
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the run has to end, as far as this process knows. Asks no database."""
+        """Whether the run has to end, as far as this process knows, without a database query."""
         return self.stopping.is_set() or self.lost.is_set()
 
     def _check_stopped(self) -> None:

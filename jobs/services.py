@@ -1,4 +1,4 @@
-"""Changes to jobs from outside of their runs."""
+"""Enqueue, cancel and retry jobs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_PRIORITY = 1_000
 def enqueue_job(
     *, kind: str, params: dict[str, Any], owner: User | None = None, title: str = "", priority: int = 0
 ) -> Job:
-    """Queue a job. It starts when the transaction is committed and a worker is free. Raises JobError."""
+    """Queue a job. It starts when the transaction is committed and a worker is free. Raise JobError if invalid."""
     found = find_kind(kind)
     job = Job.objects.create(
         kind=kind,

@@ -16,7 +16,7 @@ from django.db import connections, transaction
 from django.db.models.functions import Now
 from procrastinate import App
 
-from jobs.deliveries import QUEUE, deliver, deliver_forgotten, drop_dead, receiving
+from jobs.deliveries import QUEUE, deliver, deliver_due, drop_stalled, receiving
 from jobs.execution import RunningJobs, run_job
 from jobs.models import Job, JobLine
 from jobs.periodic import enqueue_due
@@ -25,23 +25,23 @@ MAX_CRASHES = 3
 
 
 def recover_stalled(stall_s: float) -> None:
-    """Queue jobs again whose process has sent no heartbeat for ``stall_s`` seconds."""
+    """Queue jobs again that have had no heartbeat for ``stall_s`` seconds."""
     old = Job.objects.filter(state=Job.State.RUNNING, heartbeat_at__lt=Now() - timedelta(seconds=stall_s))
     with transaction.atomic():
         for row in old.select_for_update(skip_locked=True):
             _recover(row)
 
 
-def forget_ended(retention_days: int) -> int:
-    """Delete jobs that ended longer ago than that; return their number."""
+def delete_ended(retention_days: int) -> int:
+    """Delete jobs that ended more than ``retention_days`` days ago, and return their number."""
     rows = Job.objects.ended().filter(finished_at__lt=Now() - timedelta(days=retention_days))
     return rows.delete()[1].get("jobs.Job", 0)
 
 
 def sweep(*, stall_s: float, retention_days: int) -> None:
     recover_stalled(stall_s)
-    deliver_forgotten()
-    forget_ended(retention_days)
+    deliver_due()
+    delete_ended(retention_days)
     enqueue_due()
 
 
@@ -76,7 +76,7 @@ MAX_BACKOFF_S = 5.0
 class JobWorker:
     """Receives deliveries in an event loop in its own thread, and runs each job in another thread.
 
-    The threads are daemons, so a job that does not end does not block shutdown; its row is recovered after ``stall_s``.
+    The threads are daemons, so a job that does not end does not block shutdown; it is queued again after ``stall_s``.
     """
 
     def __init__(self, *, num_workers: int, stall_s: float, retention_days: int) -> None:
@@ -99,11 +99,11 @@ class JobWorker:
             self._loop.call_soon_threadsafe(self._stopping.set)
 
     def stop(self, timeout_s: float) -> None:
-        """Wait for at most ``timeout_s`` until all jobs have ended or been given back."""
+        """Wait for at most ``timeout_s`` until all jobs have ended or are back in the queue."""
         self.interrupt()
         deadline = time.monotonic() + timeout_s
         if not self._running.wait_until_none(timeout_s):
-            logger.warning("%d job(s) did not stop in time; they run again elsewhere or later.", len(self._running))
+            logger.warning("%d job(s) did not stop in time. They will run again.", len(self._running))
         self._thread.join(max(0.5, deadline - time.monotonic()))
 
     def _main(self) -> None:
@@ -129,7 +129,7 @@ class JobWorker:
                 await self._sweep(app)
                 await _first_of(self._sweep_forever(app), self._take_deliveries(app), self._stopping.wait())
         except Exception as error:  # noqa: BLE001 - the thread outlives every fault of the database
-            logger.warning("The job worker lost the database (%s); trying again.", error)
+            logger.warning("The job worker lost its database connection (%s). Retrying.", error)
 
     async def _take_deliveries(self, app: App) -> None:
         """Receive deliveries until the connection is lost or the task is cancelled."""
@@ -138,8 +138,8 @@ class JobWorker:
             concurrency=self._num_workers,
             install_signal_handlers=False,
             fetch_job_polling_interval=POLL_S,
-            delete_jobs="always",  # the outcome is in the job's row
-            shutdown_graceful_timeout=0,  # jobs continue in threads that procrastinate does not know
+            delete_jobs="always",  # the outcome is stored in the job's row
+            shutdown_graceful_timeout=0,  # jobs run in threads that procrastinate does not wait for
             update_heartbeat_interval=self._stall_s / 6,
             stalled_worker_timeout=self._stall_s,
         )
@@ -152,14 +152,14 @@ class JobWorker:
             return
         ended = asyncio.Event()
 
-        def tell() -> None:
+        def notify() -> None:
             self._slots.release()
             ended.set()
 
-        threading.Thread(target=self._run, args=(job_id, tell), name=f"job-{job_id}", daemon=True).start()
+        threading.Thread(target=self._run, args=(job_id, notify), name=f"job-{job_id}", daemon=True).start()
         await ended.wait()
 
-    def _run(self, job_id: str, tell: Callable[[], None]) -> None:
+    def _run(self, job_id: str, notify: Callable[[], None]) -> None:
         try:
             run_job(uuid.UUID(job_id), self._running)
         except BaseException:
@@ -167,7 +167,7 @@ class JobWorker:
         finally:
             connections.close_all()
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(tell)
+                self._loop.call_soon_threadsafe(notify)
 
     async def _beat_forever(self) -> None:
         while True:
@@ -175,7 +175,7 @@ class JobWorker:
             try:
                 await _in_thread(self._running.beat)
             except Exception as error:  # noqa: BLE001 - the next beat may reach the database again
-                logger.warning("The heartbeat of %d job(s) was not written: %s", len(self._running), error)
+                logger.warning("The heartbeat of %d job(s) could not be written: %s", len(self._running), error)
 
     async def _sweep_forever(self, app: App) -> None:
         while True:
@@ -185,7 +185,7 @@ class JobWorker:
     async def _sweep(self, app: App) -> None:
         """Recover stalled jobs, except after a database outage, when all heartbeats are old."""
         silent_s = time.monotonic() - self._last_contact
-        await drop_dead(app, self._stall_s)
+        await drop_stalled(app, self._stall_s)
         self._last_contact = time.monotonic()
         if silent_s < self._stall_s:
             await _in_thread(lambda: sweep(stall_s=self._stall_s, retention_days=self._retention_days))

@@ -1,4 +1,4 @@
 """/api: the console's operations as a REST API (DRF), described by the OpenAPI document.
 
-Start with `urls`; `resources` holds one viewset per resource, `viewset` what they share.
+Start with `urls`. `resources` has one viewset per resource, `viewset` their base class.
 """

@@ -1,4 +1,4 @@
-"""Who may use /api: authentication by key or session, permissions, and sharing with groups."""
+"""Authentication of /api by key or session, permissions, and sharing with groups."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CsrfFailed(PermissionDenied):
 
 
 class KeyAuthentication(BaseAuthentication):
-    """A header with a key decides, also beside a session: a wrong key is never made good by a cookie."""
+    """Authenticates by the key in a header, which takes precedence over a session: a wrong key is always an error."""
 
     def authenticate(self, request: Request) -> tuple[User, object] | None:
         plain = presented_key(request)
@@ -34,9 +34,9 @@ class KeyAuthentication(BaseAuthentication):
         if record is None:
             raise wrong_key()
         if not record.may_manage:
-            message = f"The key {record.name} may not manage this server. Give it the scope, or use another one."
+            message = f"The key `{record.name}` cannot access /api. Add the scope to the key, or use another key."
             raise forbidden(message, code="scope_required")
-        assert record.owner_id is not None  # only requests without a key have none
+        assert record.owner_id is not None  # only requests without a key have no owner
         return User.objects.get(pk=record.owner_id), record
 
     def authenticate_header(self, request: Request) -> str:
@@ -48,7 +48,7 @@ class SessionAuthentication(DjangoSessionAuthentication):
         try:
             super().enforce_csrf(request)
         except PermissionDenied as error:
-            raise CsrfFailed(f"{error.detail}. Send the page's token as X-CSRFToken.") from None
+            raise CsrfFailed(f"{error.detail}. Send the CSRF token of the page in the X-CSRFToken header.") from None
 
 
 class KeyScheme(OpenApiAuthenticationExtension):  # type: ignore[misc]  # drf-spectacular has no types
@@ -67,16 +67,16 @@ class SessionScheme(OpenApiAuthenticationExtension):  # type: ignore[misc]  # dr
         return {"type": "apiKey", "in": "cookie", "name": "millm_session"}
 
 
-class ActPermission(BasePermission):
-    """Staff only, as for the console. ``view.permissions`` names the permission of each action; None needs no other."""
+class ActionPermission(BasePermission):
+    """Allows staff only, like the console. ``view.permissions`` maps each action to its permission, or None."""
 
-    message = "You may not do this; ask an administrator for the role that may (docs/roles.md)."
+    message = "You do not have permission to do this. Ask an administrator for a role that does (docs/roles.md)."
 
     def has_permission(self, request: Request, view: Any) -> bool:
         user = request.user
         if not user.is_authenticated or not user.is_active or not user.is_staff:
             return False
-        if view.action in {None, "metadata"}:  # a method that the view does not have, or OPTIONS
+        if view.action in {None, "metadata"}:  # an unsupported method, or OPTIONS
             return True
         needed = view.permissions[view.action]
         return needed is None or user.has_perm(needed)
@@ -87,10 +87,10 @@ class SharingInput(StrictInput):
 
 
 def groups_named(user: User, owner: User | None, names: list[str], *, see_all: str) -> list[Group]:
-    """Return the groups of these names. Raises MillmError for a group that the user may not choose."""
+    """Return the groups with these names. Raise MillmError for a group that the user may not choose."""
     if not may_share(user, owner, see_all=see_all):
-        raise forbidden("Only the owner can change who it is shared with.", code="permission_denied")
+        raise forbidden("Only the owner can share this object.", code="permission_denied")
     found = {group.name: group for group in groups_to_share_with(user, see_all=see_all)}
     if missing := [name for name in names if name not in found]:
-        raise invalid(f"groups: you are in no group {missing[0][:100]!r}.", param="groups")
+        raise invalid(f"groups: you are not a member of the group `{missing[0][:100]}`.", param="groups")
     return [found[name] for name in names]

@@ -1,4 +1,4 @@
-"""Every refusal in the contract's form, as of /v1: ``{"error": {message, type, param, code}}``."""
+"""Error responses in the same format as /v1: ``{"error": {message, type, param, code}}``."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _GENERAL = "non_field_errors"
 
 
 def render_error(error: Exception, context: dict[str, Any]) -> Response | None:
-    """DRF's exception handler; None leaves it to the site's last resort, which logs the cause.
+    """Return the response to an exception (DRF's hook). None leaves it to the site's handler, which logs the cause.
 
-    Unlike /v1, the management API names the server's files: its users register models and SAEs by path.
+    Unlike /v1, error messages of the management API may contain paths: its users register models and SAEs by path.
     """
     found = error if isinstance(error, MillmError) else _framework_error(error, context)
     if found is None:
@@ -55,20 +55,20 @@ def _framework_error(error: Exception, context: dict[str, Any]) -> MillmError | 
         case exceptions.MethodNotAllowed():
             return method_refused(context["request"].method, sorted(context["view"].allowed_methods))
         case exceptions.UnsupportedMediaType():
-            return MillmError("Send “Content-Type: application/json”.", status=415, code="unsupported_media_type")
+            return MillmError("Send `Content-Type: application/json`.", status=415, code="unsupported_media_type")
         case exceptions.NotAcceptable():
-            return MillmError("Answers are application/json.", status=406, code="not_acceptable")
+            return MillmError("Responses are application/json.", status=406, code="not_acceptable")
         case ModelError():
             return _invalid(list(_model_problems(error)))
         case ProtectedError():
             names = ", ".join(str(row) for row in list(error.protected_objects)[:3])
-            return conflict(f"It is needed by {names}, so it cannot be deleted.", code="in_use")
+            return conflict(f"It cannot be deleted because it is used by {names}.", code="in_use")
     return None
 
 
 def not_found() -> MillmError:
-    """Return the same error for objects that do not exist and for those the caller may not see."""
-    return MillmError("There is no such object, or you may not see it.", status=404, code="not_found")
+    """Return the same error for objects that do not exist and for those that the caller may not see."""
+    return MillmError("The object does not exist, or you do not have access to it.", status=404, code="not_found")
 
 
 def _invalid(problems: list[tuple[str, str, str]]) -> MillmError:
@@ -79,7 +79,7 @@ def _invalid(problems: list[tuple[str, str, str]]) -> MillmError:
 
 
 def _problems(detail: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
-    """Path, sentence and code of each, as DRF nests them."""
+    """Yield the path, message and code of each problem in DRF's nested structure."""
     if isinstance(detail, dict):
         for name, inner in detail.items():
             part = "" if name == _GENERAL else f"[{name}]" if isinstance(name, int) else str(name)

@@ -13,13 +13,13 @@ from openai_api.openapi.document import document as v1_document
 
 Schema = dict[str, Any]
 _REF = "#/components/schemas/"
-_PREFIX = "Api"  # of /api's schemas: /v1 has a Model and a File of its own
+_PREFIX = "Api"  # prefix of the schemas of /api, because /v1 has schemas with the same names
 _CODES = {
-    "400": "What was sent is refused, by name.",
-    "401": "No session, or a wrong key.",
-    "403": "The user lacks the permission.",
-    "404": "There is no such object, or one may not see it.",
-    "409": "Something else stands against it.",
+    "400": "A parameter is invalid.",
+    "401": "There is no session, or the key is wrong.",
+    "403": "The user does not have permission.",
+    "404": "The object does not exist, or the user does not have access to it.",
+    "409": "The request conflicts with the state of the object or with other objects.",
 }
 
 
@@ -30,7 +30,7 @@ def _api_document() -> Schema:
 
 
 def document() -> Schema:
-    """/v1's document with the paths, schemas and security schemes of /api beside its own."""
+    """Return the document of /v1 with the paths, schemas and security schemes of /api added."""
     whole, api = v1_document(), _renamed(_api_document())
     components = whole["components"]
     components["schemas"] |= api["components"]["schemas"]
@@ -52,13 +52,13 @@ def document_tag() -> str:
 
 
 def _patterns() -> list[Any]:
-    from django.urls import include, path  # the routes import views, which import everything
+    from django.urls import include, path  # imported late because the routes import all views
 
     return [path("api/", include("management_api.urls"))]
 
 
 def _renamed(value: Any) -> Any:
-    """Return a copy with a prefix before the names of all schemas."""
+    """Return a copy with a prefix added to the names of all schemas."""
     if isinstance(value, dict):
         copy = {name: _renamed(inner) for name, inner in value.items()}
         if isinstance(copy.get("$ref"), str) and copy["$ref"].startswith(_REF):

@@ -1,4 +1,4 @@
-"""Pages by cursor: a page deep in a million rows costs what the first one does, and nothing is counted."""
+"""Cursor pagination: any page of a large table costs as much as the first one, and no rows are counted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_CURSOR = 500
 
 
 class CursorPages(CursorPagination):
-    """``limit`` rows a page. ``next`` is what the next page's ``cursor`` is, null on the last one."""
+    """Pages of ``limit`` rows. ``next`` is the ``cursor`` of the next page, null on the last one."""
 
     page_size = DEFAULT_LIMIT
     max_page_size = MAX_LIMIT
@@ -49,7 +49,7 @@ class CursorPages(CursorPagination):
             TypeError,
             OverflowError,
             ValidationError,
-        ) as error:  # a cursor of another list, or one made up
+        ) as error:  # an invalid cursor, or one of another list
             raise _bad_cursor() from error
 
     def get_paginated_response(self, data: Any) -> Response:
@@ -67,21 +67,21 @@ class CursorPages(CursorPagination):
             "properties": {
                 "object": {"type": "string", "enum": ["list"]},
                 "data": schema,
-                "next": {"type": ["string", "null"], "description": "The cursor of the next page."},
+                "next": {"type": ["string", "null"], "description": "Cursor of the next page, null on the last page."},
             },
         }
 
 
 def read_limit(request: Request) -> int:
-    """1 to :data:`MAX_LIMIT`; MillmError for anything else."""
+    """Return the query parameter ``limit``. Raise MillmError unless it is between 1 and :data:`MAX_LIMIT`."""
     text = request.query_params.get("limit", str(DEFAULT_LIMIT))
     if not (text.isascii() and text.isdecimal() and len(text) < 10 and 1 <= int(text) <= MAX_LIMIT):
-        raise invalid(f"limit: expected a number from 1 to {MAX_LIMIT}, not “{text[:40]}”.", param="limit")
+        raise invalid(f"`limit` must be between 1 and {MAX_LIMIT}, got `{text[:40]}`.", param="limit")
     return int(text)
 
 
 def _bad_cursor() -> Exception:
-    return invalid("cursor: take it from “next” of the page before.", param="cursor")
+    return invalid("`cursor` must be the value of `next` of the previous page.", param="cursor")
 
 
 def _cursor_of(link: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""Base serializers: strict about unknown fields, described for the OpenAPI document."""
+"""Base serializers, strict about types and unknown fields."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ UNKNOWN = "unknown_parameter"
 
 
 class TypedField:
-    """A mixin for fields that would convert what they get: ``json_types`` are taken as they are."""
+    """A mixin for fields that would convert other types: only values of ``json_types`` are accepted."""
 
     json_types: tuple[type, ...]
-    said: str
+    type_name: str
 
     def to_internal_value(self, data: Any) -> Any:
-        is_flag = isinstance(data, bool) and bool not in self.json_types  # to Python, a bool is an int
+        is_flag = isinstance(data, bool) and bool not in self.json_types  # in Python, a bool is an int
         if is_flag or not isinstance(data, self.json_types):
-            message = f"expected {self.said}, not {_kind(data)}."
+            message = f"must be {self.type_name}, got {_kind(data)}."
             raise serializers.ValidationError(message, code="invalid_type")
-        return super().to_internal_value(data)  # type: ignore[misc]  # a field's
+        return super().to_internal_value(data)  # type: ignore[misc]  # defined by the field class
 
 
 class Text(TypedField, serializers.CharField):
-    json_types, said = (str,), "a string"
+    json_types, type_name = (str,), "a string"
 
     def __init__(self, **options: Any) -> None:
-        options.pop("allow_unicode", None)  # a slug's; the model checks it
+        options.pop("allow_unicode", None)  # an option of slugs, which the model validates
         options.setdefault("max_length", MAX_TEXT)
         super().__init__(**options)
 
 
 class Integer(TypedField, serializers.IntegerField):
-    json_types, said = (int,), "an integer"
+    json_types, type_name = (int,), "an integer"
 
     def __init__(self, **options: Any) -> None:
         options.setdefault("min_value", -(2**62))
@@ -53,46 +53,43 @@ class Integer(TypedField, serializers.IntegerField):
 
 
 class Number(TypedField, serializers.FloatField):
-    json_types, said = (int, float), "a number"
+    json_types, type_name = (int, float), "a number"
 
     def to_internal_value(self, data: Any) -> Any:
         number = super().to_internal_value(data)
         if not math.isfinite(number):  # 1e999 is valid JSON
-            raise serializers.ValidationError("expected a finite number.", code="invalid_value")
+            raise serializers.ValidationError("must be a finite number.", code="invalid_value")
         return number
 
 
 class Flag(TypedField, serializers.BooleanField):
-    json_types, said = (bool,), "true or false"
+    json_types, type_name = (bool,), "true or false"
 
 
 class Choice(TypedField, serializers.ChoiceField):
-    json_types, said = (str,), "a string"
+    json_types, type_name = (str,), "a string"
 
 
 class DateTime(TypedField, serializers.DateTimeField):
-    json_types, said = (str,), "a time as in ISO 8601"
+    json_types, type_name = (str,), "an ISO 8601 date and time"
 
 
-class StrictInput(serializers.Serializer[Any]):
-    """What a request may hold. Fields that it does not have are refused by name."""
-
+# The base serializers have no docstrings: drf-spectacular would copy them into the schemas of all subclasses.
+class StrictInput(serializers.Serializer[Any]):  # a request body; unknown fields are an error
     def to_internal_value(self, data: Any) -> Any:
         if not isinstance(data, Mapping):
-            message = f"Expected an object, not {_kind(data)}."
+            message = f"The value must be an object, got {_kind(data)}."
             raise serializers.ValidationError({"": [ErrorDetail(message, code="invalid_type")]})
         known = {name for name, field in self.fields.items() if not field.read_only}
         unknown = sorted(str(name) for name in data if name not in known)
         if unknown:
             names = ", ".join(sorted(known)) or "none"
-            text = f"there is no such field; there are: {names}."
+            text = f"unknown field. Supported: {names}."
             raise serializers.ValidationError({name[:200]: [ErrorDetail(text, code=UNKNOWN)] for name in unknown[:10]})
         return super().to_internal_value(data)
 
 
-class StrictModelInput(StrictInput, serializers.ModelSerializer[Any]):
-    """The same with the fields of a model. What the model checks, its service checks."""
-
+class StrictModelInput(StrictInput, serializers.ModelSerializer[Any]):  # its service validates the model's constraints
     serializer_field_mapping = {
         **serializers.ModelSerializer.serializer_field_mapping,
         models.CharField: Text,
@@ -109,9 +106,7 @@ class StrictModelInput(StrictInput, serializers.ModelSerializer[Any]):
     serializer_choice_field = Choice
 
 
-class Shown(serializers.ModelSerializer[Any]):
-    """A row as it is answered; never read from a request."""
-
+class ReadSerializer(serializers.ModelSerializer[Any]):  # a row in a response; never parsed from a request
     def get_fields(self) -> Any:
         fields = super().get_fields()
         for field in fields.values():
@@ -130,7 +125,7 @@ def _kind(value: object) -> str:
         int: "a number",
         float: "a number",
     }
-    return names.get(type(value), "something else")
+    return names.get(type(value), "another type")
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -138,7 +133,7 @@ OBJECT: Any = OpenApiTypes.OBJECT
 
 
 def described(**options: Any) -> Callable[[F], F]:
-    """Return the keyword arguments of :func:`drf_spectacular.utils.extend_schema`."""
+    """Describe an operation for the OpenAPI document. A typed :func:`drf_spectacular.utils.extend_schema`."""
     decorate: Callable[[F], F] = extend_schema(**options)
     return decorate
 
@@ -153,8 +148,8 @@ _MAX_ID = 2**62
 
 
 @extend_schema_field({"type": "integer"})
-class Row(serializers.Field[Any, Any, Any, Any]):
-    """By its id. What does not exist and what may not be seen are the same 404."""
+class VisibleRowField(serializers.Field[Any, Any, Any, Any]):
+    """A visible row, given by its id. 404 both for rows that do not exist and for rows that the user may not see."""
 
     def __init__(self, *, find: Find, **options: Any) -> None:
         self._find = find
@@ -162,10 +157,10 @@ class Row(serializers.Field[Any, Any, Any, Any]):
 
     def to_internal_value(self, data: Any) -> Any:
         if isinstance(data, bool) or not isinstance(data, int):
-            raise serializers.ValidationError("expected an id, a number.", code="invalid_type")
+            raise serializers.ValidationError("must be an integer id.", code="invalid_type")
         row = self._find(self.context["request"].user).filter(pk=data).first() if 0 <= data < _MAX_ID else None
         if row is None:
-            message = f"{self.field_name}: there is no such object, or you may not see it."
+            message = f"{self.field_name}: the object does not exist, or you do not have access to it."
             raise MillmError(message, status=404, code="not_found", param=self.field_name)
         return row
 

@@ -1,4 +1,4 @@
-"""What every resource of /api shares."""
+"""The base class of the resources of /api."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rest_framework.viewsets import GenericViewSet
 
 from audit.origin import acting, current_origin
 from core.ids import new_id
-from management_api.authentication import ActPermission, KeyAuthentication, SessionAuthentication
+from management_api.authentication import ActionPermission, KeyAuthentication, SessionAuthentication
 from management_api.paging import CursorPages
 from management_api.serializers import StrictInput
 from openai_api.http.errors import invalid_json, request_too_large
@@ -28,7 +28,7 @@ from openai_api.keys.record import KeyRecord
 
 
 class StrictJSONParser(BaseParser):
-    """Refuses NaN, halves of surrogate pairs and deep nesting; an absent body is an empty object."""
+    """Refuses NaN, lone surrogates and deep nesting. A missing body is an empty object."""
 
     media_type = "application/json"
 
@@ -50,17 +50,15 @@ PAGING = frozenset({"limit", "cursor"})
 
 
 class Filters(StrictInput):
-    """The query of a list. Values come as text, so they are converted here and nowhere else."""
+    """The query parameters of a list. Unlike values in a body, they are strings and are converted."""
 
 
+# Not a docstring, because drf-spectacular would use it to describe operations without one.
+# ``permissions`` maps each action to its permission, ``filters`` describes the query of the list, ``ordering`` its
+# order. ``rows`` returns the rows that the caller may see: no others can be found, counted or chosen.
 class Resource(GenericViewSet[Any]):
-    """``permissions`` names one for each action, ``filters`` what a list can be narrowed by, ``ordering`` its order.
-
-    ``rows`` are those that the caller may see: nothing else is found, counted or chosen.
-    """
-
     authentication_classes = (KeyAuthentication, SessionAuthentication)
-    permission_classes = (ActPermission,)
+    permission_classes = (ActionPermission,)
     parser_classes = (StrictJSONParser,)
     renderer_classes = (JSONRenderer,)
     pagination_class = CursorPages
@@ -72,16 +70,16 @@ class Resource(GenericViewSet[Any]):
     def rows(self, user: User) -> QuerySet[Any]:
         raise NotImplementedError
 
-    def narrowed(self, rows: QuerySet[Any], query: Mapping[str, Any]) -> QuerySet[Any]:
-        """Apply the list's filters; by default each is the value of a field."""
+    def filter_rows(self, rows: QuerySet[Any], query: Mapping[str, Any]) -> QuerySet[Any]:
+        """Apply the filters of the list. By default, each one is the value of a field."""
         return rows.filter(**query)
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._frame = ExitStack()  # one instance answers one request
+        self._frame = ExitStack()  # safe on the instance, which handles a single request
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        """Record the key for the audit trail once the request is authenticated."""
+        """Set the key for the audit trail once the request is authenticated."""
         super().initial(request, *args, **kwargs)
         if isinstance(request.auth, KeyRecord):
             self._frame.enter_context(acting(replace(current_origin(), key=request.auth.name)))
@@ -93,22 +91,24 @@ class Resource(GenericViewSet[Any]):
 
     @property
     def user(self) -> User:
-        assert isinstance(self.request.user, User)  # staff: ActPermission has seen to it
+        assert isinstance(self.request.user, User)  # ActionPermission has checked it
         return self.request.user
 
     def get_queryset(self) -> QuerySet[Any]:
         return self.rows(self.user)
 
     def list(self, request: Request) -> Response:
-        rows = self.narrowed(self.get_queryset(), self.query())
+        """List the objects."""
+        rows = self.filter_rows(self.get_queryset(), self.query())
         page = self.paginate_queryset(rows)
         return self.get_paginated_response(self.get_serializer(page, many=True).data)
 
     def retrieve(self, request: Request, pk: str) -> Response:
+        """Return an object by its id."""
         return Response(self.get_serializer(self.get_object()).data)
 
     def options(self, request: Request, *args: Any, **kwargs: Any) -> Response:  # type: ignore[override]
-        """Answer with the Allow header only: what bodies look like is in /openapi.json."""
+        """Answer with the Allow header only. /openapi.json describes the bodies."""
         return Response(status=204)
 
     def query(self) -> dict[str, Any]:

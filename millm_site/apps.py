@@ -32,7 +32,7 @@ OTHER_VARIABLES = frozenset[str]()
 
 
 def unknown_variables(**kwargs: Any) -> list[checks.CheckMessage]:
-    """Warn about variables with our prefix that no setting reads, such as misspelt ones."""
+    """Warn about variables with the MILLM_ prefix that no setting reads, such as misspelt ones."""
     known = {PREFIX + name.upper() for name in Environment.model_fields} | OTHER_VARIABLES
     given = (name for name in os.environ if name.upper().startswith(PREFIX))
     return [_unknown(name, known) for name in sorted(given) if name.upper() not in known]
@@ -42,5 +42,5 @@ def _unknown(name: str, known: Iterable[str]) -> checks.CheckMessage:
     similar = difflib.get_close_matches(name.upper(), known, n=1)
     hint = f"Did you mean {similar[0]}?" if similar else "docs/settings.md lists all variables."
     return checks.Warning(
-        f"The environment variable {name} is not a setting and has no effect.", hint=hint, id="millm.W001"
+        f"The environment variable {name} has no effect: there is no such setting.", hint=hint, id="millm.W001"
     )

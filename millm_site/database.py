@@ -20,14 +20,15 @@ RECONNECT_S = 4.0
 
 
 def database_settings(env: Environment) -> dict[str, Any]:
-    """Django's DATABASES entry. Nothing is started here: the embedded server starts at the first connection."""
+    """Return Django's DATABASES entry. The embedded server only starts at the first connection."""
     url = env.database_url.get_secret_value()
     place = parse_database_url(url) if url else embedded_database(data_dir_of(env.home))
     pool = {
         "min_size": 1,
         "max_size": env.database_pool_size,
         "timeout": env.database_timeout,
-        # An attempt waits twice as long after each failure: start over instead, or a server that is back stays unused.
+        # The pool doubles its waiting time after each failed attempt. Start over instead, so that a server that is up
+        # again is used at once.
         "reconnect_timeout": RECONNECT_S,
     }
     return place | {
@@ -72,9 +73,9 @@ def embedded_postgres() -> EmbeddedPostgres:
 
 @contextmanager
 def as_owner() -> Iterator[None]:
-    """Connect as the owner of the tables within this block, to migrate them. Only for processes with one thread.
+    """Connect as the owner of the tables within this block, to migrate them. Only for single-threaded processes.
 
-    A server of MILLM_DATABASE_URL has only the user named there.
+    With MILLM_DATABASE_URL there is only the user of that URL.
     """
     from django.db import connection
 
@@ -101,7 +102,7 @@ def _connect_as(user: str) -> None:
 
 
 def stop_embedded() -> bool:
-    """Close our connections and stop the embedded server unless another process uses it; True when it stopped."""
+    """Close our connections and stop the embedded server unless another process uses it. Return whether it stopped."""
     from django.db import connections
     from django.db.backends.postgresql.base import DatabaseWrapper
 

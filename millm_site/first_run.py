@@ -19,27 +19,27 @@ from console.first_steps import curl
 from millm_site.database import as_owner
 
 PASSWORD_FILE = "first_password"  # noqa: S105 - a name, in MILLM_HOME, where the output is kept by something else
-SETUP_LOCK = 0x6D694C4C4D  # any number that no other program on this database takes
+SETUP_LOCK = 0x6D694C4C4D  # an arbitrary number that no other program on this database uses
 
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """The superuser; ``password`` only where it was made up just now, it cannot be read again."""
+    """The superuser. ``password`` is only set if it was just generated; it cannot be read later."""
 
     user: str
     password: str
 
 
-def set_up(*, measures_demo: bool = False) -> Login:
-    """Migrate, install the demo and create the first superuser. Idempotent; processes that start at once take turns."""
+def set_up(*, measure_demo: bool = False) -> Login:
+    """Migrate, install the demo and create the first superuser. Idempotent. Concurrent processes take turns."""
     with as_owner(), turn():
         call_command("migrate", verbosity=0, interactive=False)
-        call_command("install_demo", measure=measures_demo, verbosity=0)
+        call_command("install_demo", measure=measure_demo, verbosity=0)
         return ensure_superuser()
 
 
 def keep_first_password(password: str, folder: Path) -> Path:
-    """Write the password to a file that only its owner can read: the output of a container is stored and widely
+    """Write the password to a file that only its owner can read, because a container's output is often widely
     readable."""
     path = folder / PASSWORD_FILE
     path.unlink(missing_ok=True)
@@ -87,7 +87,10 @@ _KEYS = {
 
 
 def welcome(url: str, login: Login | None, *, password_file: Path | None = None) -> str:
-    """Addresses, the login, and two requests to paste. ``password_file`` holds a password that is not shown."""
+    """Return the text with the addresses, the login and two requests to paste.
+
+    ``password_file`` holds a password that is not shown.
+    """
     lines = [
         f"miLLM serves on {url}",
         "",
@@ -110,11 +113,11 @@ def _curls(url: str) -> list[str]:
         f"  {curl(url, seed=SEED, profile='gloomy')}",
     ]
     if settings.MILLM_AUTH == "required":
-        lines[1:1] = ["(Create an API key in the console and put it into MILLM_API_KEY.)"]
+        lines[1:1] = ["(Create an API key in the console and set MILLM_API_KEY to it.)"]
     return lines
 
 
 def _password(login: Login, file: Path | None) -> str:
     if login.password and file is not None:
         return f"password in {file} (read it, then delete the file)"
-    return f"password {login.password} (shown this once)" if login.password else "password as set before"
+    return f"password {login.password} (shown only once)" if login.password else "password as set before"

@@ -1,4 +1,4 @@
-"""Logging: one line per record on standard error, without what a database quotes of its rows."""
+"""Logging: one line per record on standard error, without the row values that database errors quote."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from core.database import describe_database_error, is_database_error
 
 MAX_CHAIN = 50
-MARGIN = r"\n[ |]*"  # what a traceback of a group puts in front of a message's further lines
+MARGIN = r"\n[ |]*"  # prefix of a message's further lines in the traceback of an exception group
 
 
 class RequestIdFilter(logging.Filter):
-    """Gives every record the field that the line format shows."""
+    """Adds the request id, which the line format shows, to every record."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         request = getattr(record, "request", None)  # django.request's records carry it
@@ -24,7 +24,7 @@ class RequestIdFilter(logging.Filter):
 
 
 class LineFormatter(logging.Formatter):
-    """Replaces messages of database errors by what they are about: Postgres quotes the values, such as prompts."""
+    """Removes row values, such as prompts, from the messages of database errors: Postgres quotes them."""
 
     def format(self, record: logging.LogRecord) -> str:
         if isinstance(record.args, tuple):
@@ -59,7 +59,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def log_settings(level: str) -> dict[str, Any]:
-    """Django's LOGGING. Records with a ``request_id`` (``extra=``) show it; the cause of a 500 is found by it."""
+    """Return Django's LOGGING. Records show the ``request_id`` passed as ``extra``, so that a 500 can be traced."""
     return {
         "version": 1,
         "disable_existing_loggers": False,
@@ -76,7 +76,7 @@ def log_settings(level: str) -> dict[str, Any]:
         "loggers": {
             "django": {"handlers": [], "level": level, "propagate": True},
             "django.server": {"handlers": [], "level": level, "propagate": True},
-            # At INFO these tell about every socket, every pooled connection and every step of a job.
+            # At INFO these log every socket, every pooled connection and every step of a job.
             "psycopg.pool": {"level": "WARNING" if level == "INFO" else level},
             "procrastinate": {"level": "WARNING" if level == "INFO" else level},
             "twisted": {"level": "WARNING" if level == "INFO" else level},

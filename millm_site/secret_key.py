@@ -1,4 +1,4 @@
-"""Django's secret key: given by the environment, or generated once and kept."""
+"""Django's secret key: from the environment, or generated once and stored."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ from millm_site.env import Environment
 
 
 def secret_key(env: Environment) -> str:
-    return env.secret_key.get_secret_value() or kept_key(env.home / "secret_key")
+    return env.secret_key.get_secret_value() or stored_key(env.home / "secret_key")
 
 
-def kept_key(path: Path) -> str:
-    """Return the key in ``path``. The first process creates it, with mode 600."""
+def stored_key(path: Path) -> str:
+    """Return the key in ``path``. The first process creates the file with mode 600."""
     try:
         key = path.read_text().strip() if path.exists() else _create_key(path)
     except PermissionError as error:
         raise SystemExit(
-            f"{path.parent} cannot be used by this user: {error}. Run as the user who owns it, or set MILLM_HOME to "
-            "another folder."
+            f"This user cannot use {path.parent}: {error}. Run as the user who owns it, or set MILLM_HOME to another "
+            "folder."
         ) from None
     if len(key) < 50:
-        raise SystemExit(f"{path} holds no usable key. Delete it and a new one is made; everyone must log in again.")
+        raise SystemExit(
+            f"{path} does not contain a valid key. Delete it to generate a new one; all users must then log in again."
+        )
     return key
 
 
 def _create_key(path: Path) -> str:
-    """Link a finished file into place: another process sees the whole key or none."""
+    """Write the key to another file and link that into place, so that other processes never see a partial key."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.touch(mode=0o600)

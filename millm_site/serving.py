@@ -1,6 +1,6 @@
-"""What starts and stops with a serving process, whichever ASGI server runs it.
+"""Services that start and stop with a serving process, whichever ASGI server runs it.
 
-The engine's client, the model registry and the log writer are then found in :mod:`core.runtime`.
+They register the engine's client, the model registry and the log writer in :mod:`core.runtime`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ logger = logging.getLogger(__name__)
 
 
 class Serving:
-    """The engine, the job worker, the load sampler and the log writer of this process: started once, stopped once."""
+    """Starts and stops the engine, the job worker, the load sampler and the log writer of this process, once each."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._is_running = False
         self.is_draining = False
-        self.failure = ""  # why the engine is lost; then only a new process helps
+        self.failure = ""  # why the engine failed; only a new process can recover from it
         self._on_failure: Callable[[], None] = _nothing
 
     def start(self) -> None:
@@ -38,10 +38,10 @@ class Serving:
                 start_job_worker()
                 start_sampling()
                 start_log_writer()
-                atexit.register(self.stop, 0.0)  # a server that ends without telling us, as plain daphne does
+                atexit.register(self.stop, 0.0)  # for servers that do not announce their end, such as daphne
 
     def on_failure(self, react: Callable[[], None]) -> None:
-        """Call ``react`` when the engine is lost, from whichever thread notices; at once if it is lost already."""
+        """Call ``react`` when the engine fails, from the thread that notices it; at once if it has already failed."""
         self._on_failure = react
         if self.failure:
             react()
@@ -51,28 +51,28 @@ class Serving:
         self._on_failure()
 
     def announce_stop(self) -> None:
-        """From now on /health/ready says that the process is stopping, and jobs go back to the queue."""
+        """Report in /health/ready that the process is stopping, and return running jobs to the queue."""
         self.is_draining = True
         interrupt_jobs()
 
     def stop_engine(self, drain_s: float) -> None:
-        """Let running sequences finish for ``drain_s`` seconds, fail the rest, end the engine."""
+        """Let running sequences finish for ``drain_s`` seconds, fail the rest and stop the engine."""
         with self._lock:
             if self._is_running:
                 self._is_running = False
                 self.announce_stop()
                 stop_serving(drain_s)
-                stop_job_worker()  # after the engine: what a job waits for there has ended now
+                stop_job_worker()  # after the engine, so that no job still waits for it
 
     def stop(self, drain_s: float) -> None:
-        """Stop the engine, then write what is left of the load and of the request log."""
+        """Stop the engine, then write the pending load samples and request log rows."""
         self.stop_engine(drain_s)
         stop_sampling()
         stop_log_writer()
 
 
 def _nothing() -> None:
-    """A server that does not listen stays up, not ready: /health says why, and its supervisor decides."""
+    """Do nothing: without a handler the process stays up but not ready, and /health says why."""
 
 
 serving = Serving()

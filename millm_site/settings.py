@@ -1,6 +1,6 @@
-"""Django settings. They read nothing but the typed environment of millm_site/env.py.
+"""Django settings. They are computed from the typed environment of millm_site/env.py only.
 
-Lower layers never import millm_site: they read ``django.conf.settings.MILLM_<NAME>``.
+Lower layers never import millm_site; they read ``django.conf.settings.MILLM_<NAME>``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from millm_site.http.hosts import allowed_hosts
 from millm_site.log import log_settings
 from millm_site.secret_key import secret_key
 
-django_stubs_ext.monkeypatch()  # Paginator[X] and the like are types for mypy and must be names at run time
+django_stubs_ext.monkeypatch()  # makes types such as Paginator[X] subscriptable at run time
 
 ENV = environment()
 BASE_DIR = PROJECT_DIR
@@ -76,7 +76,7 @@ DEBUG = ENV.debug
 SECRET_KEY = secret_key(ENV)
 ALLOWED_HOSTS = allowed_hosts(ENV)
 
-# "millm_site" first: its runserver takes the place of daphne's, which takes the place of Django's.
+# "millm_site" first: its runserver command overrides daphne's, which overrides Django's.
 INSTALLED_APPS = [
     "millm_site",
     "daphne",
@@ -150,8 +150,8 @@ AUTH_PASSWORD_VALIDATORS = [
     )
 ]
 
-# Cookies are strict wherever that is possible; what needs https waits for MILLM_TLS, because a secure cookie on
-# http://192.168.x.y would lock everyone out of the admin.
+# Cookies are as strict as possible. Secure cookies require MILLM_TLS, because on http://192.168.x.y they would lock
+# everyone out of the admin.
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = MILLM_TLS
 SECURE_REDIRECT_EXEMPT = [r"^health(/|$)", r"^metrics$"]  # probes come from inside, without TLS
 SECURE_HSTS_SECONDS = 365 * 86_400 if MILLM_TLS else 0
@@ -178,7 +178,7 @@ CORS_ALLOWED_ORIGINS = [origin for origin in MILLM_CORS_ORIGINS if origin != "*"
 CORS_ALLOW_HEADERS = cors.REQUEST_HEADERS
 CORS_EXPOSE_HEADERS = cors.RESPONSE_HEADERS
 
-# The server has refused larger bodies already; Django's own 2.5 MB limit would answer them with a 400.
+# The server has already refused larger bodies; Django's default limit of 2.5 MB would answer them with 400.
 DATA_UPLOAD_MAX_MEMORY_SIZE = MILLM_MAX_BODY_BYTES
 DATA_UPLOAD_MAX_NUMBER_FIELDS = 10_000  # a profile's form has two dozen for each of its 256 edits
 
@@ -193,7 +193,7 @@ MEDIA_ROOT = MILLM_HOME / "media"
 LOGGING = log_settings(ENV.log_level)
 LOGIN_URL = "admin:login"
 
-PROCRASTINATE_AUTODISCOVER_MODULE_NAME = ""  # jobs/deliveries.py makes its own apps
+PROCRASTINATE_AUTODISCOVER_MODULE_NAME = ""  # jobs/deliveries.py creates its own apps
 
 REST_FRAMEWORK = {
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAdminUser"],
@@ -205,7 +205,7 @@ SPECTACULAR_SETTINGS = {
     "TITLE": "miLLM",
     "OAS_VERSION": "3.1.0",
     "ENUM_GENERATE_CHOICE_DESCRIPTION": False,
-    "POSTPROCESSING_HOOKS": [],  # choices stay with their fields: names made up for them would change
+    "POSTPROCESSING_HOOKS": [],  # keep choices inline: the generated names of shared enums would not be stable
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
 }

@@ -49,7 +49,7 @@ def progress_text(batch: Batch) -> str:
 
 
 def usage_text(batch: Batch) -> str:
-    """Tokens, in words: “14 → 12”, as in the request log, and what of them came from the cache or was reasoning."""
+    """Return the numbers of tokens as in the request log ("14 → 12"), with those cached and those of reasoning."""
     usage = batch.usage
     if not usage:
         return NOTHING
@@ -67,13 +67,13 @@ def problems_html(batch: Batch) -> str | SafeString:
     return format_html("<ul>{}</ul>", format_html_join("", "<li>{}</li>", rows)) if batch.errors else NOTHING
 
 
-def course_html(batch: Batch) -> SafeString:
+def timeline_html(batch: Batch) -> SafeString:
     """Return the states of the batch with their times, in order."""
-    rows = ((localize(at), words) for at, words in sorted(_course(batch)))
+    rows = ((localize(at), words) for at, words in sorted(_timeline(batch)))
     return format_html('<ul class="plain">{}</ul>', format_html_join("", "<li>{} {}</li>", rows))
 
 
-def _course(batch: Batch) -> Iterator[tuple[object, str]]:
+def _timeline(batch: Batch) -> Iterator[tuple[object, str]]:
     yield batch.created_at, "created"
     for status in Batch.Status:
         at = getattr(batch, f"{status.value}_at", None)
@@ -86,7 +86,7 @@ def _problem(error: dict[str, object]) -> str:
     return f"Line {line}: {error.get('message')}" if line else str(error.get("message"))
 
 
-class MadeByClients(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
+class ClientObjectAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
     list_select_related = ("owner",)
     list_per_page = 50
     show_full_result_count = False
@@ -99,7 +99,7 @@ class MadeByClients(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes non
 
 
 @admin.register(StoredFile)
-class StoredFileAdmin(MadeByClients):
+class StoredFileAdmin(ClientObjectAdmin):
     empty_words = "No files yet. Clients upload them to /v1/files."
     list_display = ("filename", "purpose", "shown_size", "owner", "created_at", "expires_at", "public_id")
     list_filter = ("purpose", ("owner", admin.RelatedOnlyFieldListFilter))
@@ -118,18 +118,18 @@ class StoredFileAdmin(MadeByClients):
 
 
 @admin.register(Batch)
-class BatchAdmin(MadeByClients):
-    """Its job is among the jobs, where it can be cancelled."""
+class BatchAdmin(ClientObjectAdmin):
+    """Admin of batches. A batch is cancelled by cancelling its job."""
 
     empty_words = "No batches yet. Clients create them at /v1/batches."
     list_display = ("public_id", "input_name", "endpoint", "model", "status", "progress", "owner", "created_at")
     list_filter = ("status", "endpoint", ("owner", admin.RelatedOnlyFieldListFilter))
     search_fields = ("public_id", "input_file", "output_file")
-    readonly_fields = ("progress", "tokens", "job", "given", "answers", "refusals", "problems", "course")
+    readonly_fields = ("progress", "tokens", "job", "given", "answers", "refusals", "problems", "timeline")
     fieldsets = (
         (None, {"fields": ("public_id", "status", "progress", "tokens", "endpoint", "model", "owner", "job")}),
         ("Files", {"fields": ("given", "answers", "refusals", "problems")}),
-        ("Time", {"fields": ("course", "completion_window", "expires_at")}),
+        ("Time", {"fields": ("timeline", "completion_window", "expires_at")}),
         ("Metadata", {"fields": ("metadata",)}),
     )
 
@@ -174,13 +174,13 @@ class BatchAdmin(MadeByClients):
         return problems_html(batch)
 
     @admin.display(description="history")
-    def course(self, batch: Batch) -> SafeString:
-        return course_html(batch)
+    def timeline(self, batch: Batch) -> SafeString:
+        return timeline_html(batch)
 
 
 class VectorStoreFileInline(admin.TabularInline):  # type: ignore[type-arg]  # it takes none at run time
     model = VectorStoreFile
-    fields = readonly_fields = ("named_file", "status", "error_message", "shown_size", "attribute_words", "created_at")
+    fields = readonly_fields = ("named_file", "status", "error_message", "shown_size", "attributes_text", "created_at")
     can_delete = False
     max_num = 0
     verbose_name_plural = "files"
@@ -201,12 +201,12 @@ class VectorStoreFileInline(admin.TabularInline):  # type: ignore[type-arg]  # i
         return filesizeformat(row.usage_bytes)
 
     @admin.display(description="attributes")
-    def attribute_words(self, row: VectorStoreFile) -> str:
+    def attributes_text(self, row: VectorStoreFile) -> str:
         return ", ".join(f"{name}: {value}" for name, value in row.attributes.items()) or "–"
 
 
 class EmbeddingModelFilter(admin.AllValuesFieldListFilter):
-    """Also of stores that have none yet: a link needs words."""
+    """Filter by embedding model, with a text for stores that have none yet, because a link must not be empty."""
 
     def choices(self, changelist: Any) -> Iterator[Any]:
         for choice in super().choices(changelist):
@@ -214,7 +214,7 @@ class EmbeddingModelFilter(admin.AllValuesFieldListFilter):
 
 
 @admin.register(VectorStore)
-class VectorStoreAdmin(MadeByClients):
+class VectorStoreAdmin(ClientObjectAdmin):
     empty_words = "No vector stores yet. Clients create them at /v1/vector_stores."
     list_display = ("named", "public_id", "embedding_model", "num_files", "owner", "last_active_at", "created_at")
     list_filter = (("embedding_model", EmbeddingModelFilter), ("owner", admin.RelatedOnlyFieldListFilter))

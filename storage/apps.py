@@ -12,5 +12,5 @@ class StorageConfig(AppConfig):
         from storage.vector_stores import INGESTION_KIND
 
         register(
-            JobKind(name=INGESTION_KIND, title="Read files into a vector store", run="storage.ingestion:run_ingestion")
+            JobKind(name=INGESTION_KIND, title="Add files to a vector store", run="storage.ingestion:run_ingestion")
         )

@@ -11,7 +11,7 @@ from typing import Any
 MAX_LINES = 50_000
 MAX_ERRORS = 50
 MAX_CUSTOM_ID = 512
-WITHOUT_MODEL = frozenset({"/v1/moderations"})  # where a request need not name one
+WITHOUT_MODEL = frozenset({"/v1/moderations"})  # endpoints where `model` is optional
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class LineError:
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """One request. ``end`` is the offset behind its line in the file."""
+    """One request. ``end`` is the offset of the end of its line in the file."""
 
     number: int
     custom_id: str
@@ -36,7 +36,7 @@ class BatchLine:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """``model`` is the first request's."""
+    """Result of validating a file. ``model`` is the one of the first request."""
 
     total: int
     model: str
@@ -52,46 +52,48 @@ class LineRefusedError(Exception):
 
 
 def validate_lines(path: Path, *, endpoint: str, max_line_bytes: int) -> Validation:
-    """Validate the whole file, keeping only the first errors."""
+    """Validate the whole file and collect the first errors."""
     errors: list[LineError] = []
     seen: set[str] = set()
     total, model = 0, ""
     for number, raw, _ in _raw_lines(path, max_line_bytes):
         total += 1
         if total > MAX_LINES:
-            errors = [LineError("too_many_requests", f"A batch has at most {MAX_LINES} requests.")]
+            errors = [LineError("too_many_requests", f"A batch must have at most {MAX_LINES} requests.")]
             break
         try:
             request = read_line(raw, endpoint=endpoint, max_line_bytes=max_line_bytes)
             if request["custom_id"] in seen:
-                raise LineRefusedError("duplicate_custom_id", "Another line has this custom_id.", "custom_id")
+                raise LineRefusedError(
+                    "duplicate_custom_id", "`custom_id` must be unique; another line has the same one.", "custom_id"
+                )
             seen.add(request["custom_id"])
             model = model or request["body"].get("model") or ""
         except LineRefusedError as error:
             if len(errors) < MAX_ERRORS:
                 errors.append(LineError(error.code, error.message, number, error.param))
     if total == 0:
-        errors.append(LineError("empty_file", "The file has no requests."))
+        errors.append(LineError("empty_file", "The file must not be empty."))
     return Validation(total, model[:200], tuple(errors))
 
 
 def lines_from(path: Path, *, offset: int, number: int, max_line_bytes: int) -> Iterator[BatchLine]:
-    """Yield the lines after ``offset`` of a validated file. ``number`` lines come before it."""
+    """Yield the lines of a validated file from ``offset``, which ``number`` lines precede."""
     for position, raw, end in _raw_lines(path, max_line_bytes, offset=offset, number=number):
         request = json.loads(raw)
         yield BatchLine(position, request["custom_id"], json.dumps(request["body"]).encode(), end)
 
 
 def read_line(raw: bytes, *, endpoint: str, max_line_bytes: int) -> dict[str, Any]:
-    """Parse one line. Raises LineRefusedError."""
+    """Parse one line. Raise LineRefusedError if it is invalid."""
     if len(raw) > max_line_bytes:
-        raise LineRefusedError("line_too_long", f"A line has at most {max_line_bytes} bytes.")
+        raise LineRefusedError("line_too_long", f"A line must have at most {max_line_bytes} bytes.")
     try:
         request = json.loads(raw, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
-        raise LineRefusedError("invalid_json_line", "This line is no JSON object in UTF-8.") from None
+        raise LineRefusedError("invalid_json_line", "The line is not a JSON object in UTF-8.") from None
     if not isinstance(request, dict):
-        raise LineRefusedError("invalid_json_line", "This line is no JSON object.")
+        raise LineRefusedError("invalid_json_line", "The line is not a JSON object.")
     _check_fields(request, endpoint)
     return request
 
@@ -99,25 +101,25 @@ def read_line(raw: bytes, *, endpoint: str, max_line_bytes: int) -> dict[str, An
 def _check_fields(request: dict[str, Any], endpoint: str) -> None:
     custom_id, body = request.get("custom_id"), request.get("body")
     if not (isinstance(custom_id, str) and 0 < len(custom_id) <= MAX_CUSTOM_ID):
-        message = f"custom_id must be a text of 1 to {MAX_CUSTOM_ID} characters."
+        message = f"`custom_id` must be a string of 1 to {MAX_CUSTOM_ID} characters."
         raise LineRefusedError("invalid_custom_id", message, "custom_id")
     try:
         custom_id.encode()
     except UnicodeEncodeError:
-        raise LineRefusedError("invalid_custom_id", "custom_id is not valid Unicode.", "custom_id") from None
+        raise LineRefusedError("invalid_custom_id", "`custom_id` is not valid Unicode.", "custom_id") from None
     if request.get("method") != "POST":
-        raise LineRefusedError("invalid_method", "method must be POST.", "method")
+        raise LineRefusedError("invalid_method", "`method` must be POST.", "method")
     if request.get("url") != endpoint:
-        raise LineRefusedError("invalid_url", f"url must be the batch's endpoint, {endpoint}.", "url")
+        raise LineRefusedError("invalid_url", f"`url` must be the endpoint of the batch, {endpoint}.", "url")
     if not isinstance(body, dict):
-        raise LineRefusedError("invalid_body", "body must be an object.", "body")
+        raise LineRefusedError("invalid_body", "`body` must be an object.", "body")
     has_model = isinstance(body.get("model"), str) and body["model"]
     if not has_model and not (endpoint in WITHOUT_MODEL and body.get("model") is None):
-        raise LineRefusedError("missing_required_parameter", "body.model must name a model.", "body.model")
+        raise LineRefusedError("missing_required_parameter", "`body.model` must be the name of a model.", "body.model")
     if body.get("stream"):
-        raise LineRefusedError("unsupported_parameter", "Requests of a batch are not streamed.", "body.stream")
+        raise LineRefusedError("unsupported_parameter", "`body.stream` is not supported in a batch.", "body.stream")
     if body.get("background"):
-        message = "Requests of a batch are in the background already."
+        message = "`body.background` is not supported in a batch, which already runs in the background."
         raise LineRefusedError("unsupported_parameter", message, "body.background")
 
 
@@ -137,4 +139,4 @@ def _raw_lines(
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON.")
+    raise ValueError(f"{name} is not valid JSON.")

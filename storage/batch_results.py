@@ -1,7 +1,7 @@
-"""Results of a running batch: two files that grow, in a folder of their own for each run.
+"""Results of a running batch: two growing files, in a separate folder for each run.
 
-A later run copies the results up to the last checkpoint into its own folder. A run that hung and was replaced may
-therefore continue to write: its files are not read.
+A later run copies the results up to the last checkpoint into its own folder. So a run that hung and was replaced can
+continue to write without harm: its files are no longer read.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ USAGE = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Progress of a batch: how many lines and bytes of its input are done, and how many bytes of results belong to
-    them.
+    """Progress of a batch: how many lines and bytes of its input are processed, and the size of their results in bytes.
 
     ``ahead``: lines after ``number`` that are done too. ``run``: the run whose folder has the results; empty for
     batches of older versions.
@@ -104,7 +103,7 @@ class BatchResults:
                 path.unlink(missing_ok=True)
 
     def append(self, done: Checkpoint, lines: Sequence[int], results: Sequence[Result]) -> Checkpoint:
-        """Write and sync the results, and return the new checkpoint. Raises StorageFullError.
+        """Write and sync the results, and return the new checkpoint. Raise StorageFullError if the disk is full.
 
         ``lines`` are the numbers of the next lines; some may have no result yet.
         """
@@ -131,7 +130,7 @@ class BatchResults:
 
     @contextmanager
     def writing(self, path: Path) -> Iterator[BlobWriter | None]:
-        """Provide a writer of a blob that has the content of ``path``; None if there is no content."""
+        """Provide a writer of a blob with the content of ``path``; None if there is no content."""
         if not path.exists() or path.stat().st_size == 0:
             yield None
             return

@@ -22,7 +22,7 @@ from storage.models import Batch, StoredFile
 
 BATCH_KIND = "openai_api.batch"
 Status = Batch.Status
-JOB_PRIORITY = -100  # behind everything that people wait for
+JOB_PRIORITY = -100  # after all jobs that people wait for
 
 
 @transaction.atomic
@@ -37,10 +37,10 @@ def create_batch(
     metadata: dict[str, str] | None,
     output_expires_after_s: int | None,
 ) -> Batch:
-    """Create a batch and enqueue its job. Raises StorageError if the file cannot be the input of a batch."""
+    """Create a batch and enqueue its job. Raise StorageError if the file cannot be the input of a batch."""
     file = find_file(input_file_id, owner_id=owner_id, param="input_file_id")
     if file.purpose != StoredFile.Purpose.BATCH:
-        raise StorageError(f"The file’s purpose is “{file.purpose}”; send it with “batch”.", param="input_file_id")
+        raise StorageError(f"The `purpose` of the file must be `batch`, got `{file.purpose}`.", param="input_file_id")
     batch = Batch(
         owner_id=owner_id,
         api_key_id=api_key_id,
@@ -71,11 +71,13 @@ def find_batch(public_id: str, *, owner_id: int | None) -> Batch:
 
 
 def cancel_batch(*, public_id: str, owner_id: int | None) -> Batch:
-    """Cancel a batch; a running one ends soon and keeps its results. Raises StorageConflictError if it has ended."""
+    """Cancel a batch; a running one ends soon and keeps its results. Raise StorageConflictError if it has ended."""
     with transaction.atomic():
         batch = Batch.objects.select_for_update().get(pk=find_batch(public_id, owner_id=owner_id).pk)
         if batch.has_ended:
-            raise StorageConflictError(f"The batch is {batch.status} already.", code="batch_ended")
+            raise StorageConflictError(
+                f"The batch cannot be cancelled because it is already {batch.status}.", code="batch_ended"
+            )
         if batch.status != Status.CANCELLING:
             batch.enter(Status.CANCELLING)
             batch.save()
@@ -94,7 +96,7 @@ def delete_batch(*, batch: Batch) -> None:
 
 
 def settle_batch(*, batch: Batch) -> Batch:
-    """End a batch whose job ended first: it was cancelled before it ran, deleted, or crashed too often."""
+    """End a batch whose job has ended without it: cancelled before it ran, deleted, or crashed too often."""
     if batch.has_ended:
         return batch
     job = find_job(batch.job_id)
@@ -103,7 +105,7 @@ def settle_batch(*, batch: Batch) -> Batch:
     done = Checkpoint.read(job.checkpoint if job is not None else {})
     if job is not None and job.state == Job.State.CANCELLED:
         return finish_batch(batch=batch, status=Status.CANCELLED, done=done)
-    message = (job.error if job is not None else "") or "The batch's job was lost."
+    message = (job.error if job is not None else "") or "The job of the batch no longer exists."
     return finish_batch(batch=batch, status=Status.FAILED, done=done, errors=[LineError("server_error", message)])
 
 

@@ -54,7 +54,7 @@ class BlobStore:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[BlobWriter]:
-        """Provide a writer; what it does not keep is deleted at the end of the block. Raises StorageFullError."""
+        """Provide a writer. Its blob is deleted at the end of the block unless kept. Raise StorageFullError if full."""
         with raising_if_full():
             self.unfinished.mkdir(parents=True, exist_ok=True)
             self.check_room(0)
@@ -76,13 +76,13 @@ class BlobStore:
         """Delete a blob. Idempotent; open readers keep their file descriptor."""
         self.path(name).unlink(missing_ok=True)
 
-    def check_room(self, coming: int) -> None:
+    def check_room(self, num_bytes: int) -> None:
         free = shutil.disk_usage(self.root).free
-        if free - coming < self.min_free_bytes:
+        if free - num_bytes < self.min_free_bytes:
             raise full()
 
     def names(self, *, older_than_s: float) -> Iterator[str]:
-        """Yield the names of blobs older than that."""
+        """Yield the names of blobs that are older than ``older_than_s`` seconds."""
         until = time.time() - older_than_s
         for folder in self.root.glob("[0-9a-f][0-9a-f]"):
             yield from (path.name for path in _older(folder.iterdir(), until))
@@ -106,7 +106,7 @@ class BlobWriter:
         self._sha256 = hashlib.sha256()
         self._md5 = hashlib.md5(usedforsecurity=False)
         self.size = 0
-        self.beginning = b""  # enough to recognise the format
+        self.beginning = b""  # the first bytes, enough to recognise the format
         self._checked_at = 0
 
     @property
@@ -139,13 +139,13 @@ class BlobWriter:
 
     def discard(self) -> None:
         """Delete the blob unless it was kept. Idempotent."""
-        with contextlib.suppress(OSError):  # closing flushes, which a full disk refuses again
+        with contextlib.suppress(OSError):  # closing flushes, which fails again on a full disk
             self._file.close()
         self._path.unlink(missing_ok=True)
 
 
 def _older(paths: Iterable[Path], until: float) -> Iterator[Path]:
-    """Yield those last written before ``until``. Other requests rename and delete files meanwhile."""
+    """Yield the paths last written before ``until``. Other requests may rename and delete files meanwhile."""
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_mtime < until:
@@ -153,12 +153,14 @@ def _older(paths: Iterable[Path], until: float) -> Iterator[Path]:
 
 
 def full() -> StorageFullError:
-    return StorageFullError("The server's disk has no room for this. Delete files, or ask the operator for more.")
+    return StorageFullError(
+        "There is not enough disk space on the server. Delete files, or ask the operator for more space."
+    )
 
 
 @contextlib.contextmanager
 def raising_if_full() -> Iterator[None]:
-    """Raise StorageFullError if the disk is full; other errors of the disk pass unchanged."""
+    """Raise StorageFullError if the disk is full; other disk errors pass unchanged."""
     try:
         yield
     except OSError as error:

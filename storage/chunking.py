@@ -17,9 +17,9 @@ from storage.errors import ExtractionError
 if TYPE_CHECKING:
     from inference.registry.model_card import ModelCard
 
-MAX_TOKENS, OVERLAP = 800, 400  # OpenAI's
-SECTION = 200_000  # characters that are tokenised at once: bounds the memory for their offsets
-MAX_WORD = 2**20  # characters without a space; real texts have no such words
+MAX_TOKENS, OVERLAP = 800, 400  # OpenAI's defaults
+SECTION = 200_000  # characters that are tokenised at once; bounds the memory for their offsets
+MAX_WORD = 2**20  # characters without a space; real texts contain no such words
 _WORD = re.compile(r"[^\s。、，！？；：]+")
 _HEADINGS = tuple(
     re.compile(rf"^#{{{level}}}[ \t]", re.MULTILINE) for level in range(1, 7)
@@ -50,7 +50,7 @@ class Chunking:
 
 
 def chunks_of(text: str, tokenizer: Any, chunking: Chunking, *, has_headings: bool) -> Iterator[str]:
-    """Yield the chunks of a text, without empty ones. Deterministic. Raises ExtractionError for a word without end.
+    """Yield the chunks of a text, without empty ones. Deterministic. Raise ExtractionError if a word is too long.
 
     ``tokenizer`` is one of the tokenizers library. ``has_headings``: lines that start with ``#`` are Markdown headings.
     """
@@ -64,7 +64,7 @@ def chunks_of(text: str, tokenizer: Any, chunking: Chunking, *, has_headings: bo
 def check_words(text: str) -> None:
     longest = max((match.end() - match.start() for match in _WORD.finditer(text)), default=0)
     if longest > MAX_WORD:
-        raise ExtractionError(f"The file has a word of {longest} characters; the limit is {MAX_WORD}.")
+        raise ExtractionError(f"Words must be at most {MAX_WORD} characters long; the file has one of {longest}.")
 
 
 def sections_of(text: str, size: int = SECTION) -> Iterator[str]:

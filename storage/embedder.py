@@ -32,7 +32,7 @@ class Models(Protocol):
 
 
 class EmbeddingFailedError(MillmError):
-    """The engine could not embed a text; the message is the engine's."""
+    """The engine could not embed a text. The message is the engine's."""
 
     status = 503
     code = "engine_unavailable"
@@ -50,10 +50,10 @@ class Embedder:
         self._models = models
 
     def resolve(self, store: VectorStore | None, name: str | None = None) -> ModelRecord:
-        """Return the model that embeds for ``store``. Raises StorageError 400.
+        """Return the embedding model of ``store``. Raise StorageError (400) if there is none.
 
-        That is the named model, or the one the store was created with, or the default embedding model, or the only one.
-        A store holds vectors of one model only, so another model than the one it was filled with is an error.
+        It is the model ``name``, or the one that the store was created with, or the default embedding model, or the
+        only one. A store holds vectors of a single model, so a model other than the one it was filled with is an error.
         """
         if name:
             record = self._named(name, ObjectNotFoundError, "model_not_found")
@@ -63,21 +63,23 @@ class Embedder:
             record = self._implied()
         if store is not None and store.embedding_model not in {"", record.name}:
             message = (
-                f"This vector store was filled by the embedding model “{store.embedding_model}”, but “{record.name}” "
-                "would be used now. Make a new vector store to change models."
+                f"The vector store was filled with the embedding model `{store.embedding_model}` and cannot use "
+                f"`{record.name}`. Create a new vector store to use another model."
             )
             raise StorageError(message, code=MISMATCH, param="embedding_model")
         return record
 
     async def ready(self, record: ModelRecord) -> ModelCard:
-        """Load the model if necessary. Raises ModelNotReadyError or EngineError."""
+        """Load the model if necessary and return it. Raise ModelNotReadyError or EngineError if that fails."""
         model = await self._models().ready(record.name)
         if model.kind != "embedding":
-            raise StorageError(f"The model “{record.name}” is made for {model.kind}.", code="wrong_model_kind")
+            raise StorageError(
+                f"`{record.name}` is a {model.kind} model, not an embedding model.", code="wrong_model_kind"
+            )
         return model
 
     async def embed(self, model: ModelCard, texts: Sequence[str], *, priority: int = 0) -> list[list[float]]:
-        """Return the vectors of the texts, in their order. Raises EmbeddingFailedError or EngineError."""
+        """Return the vectors of the texts, in their order. Raise EmbeddingFailedError or EngineError if that fails."""
         name = new_id("embed_")
         requests = [
             EmbeddingRequest(f"{name}/{i}", model.record.name, tuple(model.text.encode(text)), i, priority=priority)
@@ -93,10 +95,10 @@ class Embedder:
         try:
             record = self._models().find(name)
         except ModelNotFoundError:
-            message = f"The embedding model “{name[:200]}” is not registered."
+            message = f"The embedding model `{name[:200]}` does not exist."
             raise refusal(message, code=code, param="embedding_model") from None
         if record.kind != "embedding":
-            message = f"The model “{record.name}” is made for {record.kind}, not for embeddings."
+            message = f"`{record.name}` is a {record.kind} model, not an embedding model."
             raise StorageError(message, code="wrong_model_kind", param="embedding_model")
         return record
 
@@ -104,11 +106,11 @@ class Embedder:
         known = [record for record in self._models().records() if record.kind == "embedding"]
         chosen = [record for record in known if record.is_default] or known
         if not chosen:
-            message = "This server has no embedding model. Register one: manage.py add_model NAME SOURCE."
+            message = "This server has no embedding model. Add one with `manage.py add_model NAME SOURCE`."
             raise StorageError(message, code="no_embedding_model_configured", param="embedding_model")
         if len(chosen) > 1:
             names = ", ".join(record.name for record in chosen[:10])
-            message = f"This server has several embedding models ({names}): make one the default, or name one."
+            message = f"This server has several embedding models ({names}). Name one, or make one the default."
             raise StorageError(message, code="ambiguous_embedding_model", param="embedding_model")
         return chosen[0]
 

@@ -10,7 +10,7 @@ class StorageError(MillmError):
 
 
 class ObjectNotFoundError(StorageError):
-    """The object does not exist or belongs to another user: clients cannot tell which."""
+    """The object does not exist or belongs to another user; clients cannot distinguish the two."""
 
     status = 404
 
@@ -41,10 +41,10 @@ class StorageConflictError(StorageError):
 
 
 class ExtractionError(StorageError):
-    """A document has no text that can be read. ``code`` is the one of the file in its vector store."""
+    """The text of a document cannot be read. ``code`` is the error code of the file in its vector store."""
 
     code: str = "invalid_file"
 
 
 def not_found(kind: str, public_id: str, *, code: str, param: str) -> ObjectNotFoundError:
-    return ObjectNotFoundError(f"There is no {kind} “{public_id[:64]}”.", param=param, code=code)
+    return ObjectNotFoundError(f"The {kind} `{public_id[:64]}` does not exist.", param=param, code=code)

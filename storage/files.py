@@ -21,13 +21,13 @@ BATCH_LIFETIME = timedelta(days=30)  # default lifetime of files for and by batc
 MAX_NAME = 255
 NAME_OF_NONE = "file"
 _LINES = {Purpose.BATCH, Purpose.FINE_TUNE}
-_IMAGES = {b"\x89PNG\r\n\x1a\n": 0, b"\xff\xd8\xff": 0, b"GIF87a": 0, b"GIF89a": 0, b"WEBP": 8}  # signatures, offsets
+_IMAGES = {b"\x89PNG\r\n\x1a\n": 0, b"\xff\xd8\xff": 0, b"GIF87a": 0, b"GIF89a": 0, b"WEBP": 8}  # signature: offset
 
 
 def check_purpose(purpose: str) -> str:
     if purpose not in CLIENT_PURPOSES:
         known = ", ".join(sorted(CLIENT_PURPOSES))
-        raise StorageError(f"The purpose “{purpose[:40]}” is not supported. Choose one of {known}.", param="purpose")
+        raise StorageError(f"The purpose `{purpose[:40]}` is not supported. Supported: {known}.", param="purpose")
     return purpose
 
 
@@ -39,21 +39,24 @@ def shown_name(name: str) -> str:
 
 
 def check_name(purpose: str, filename: str, *, param: str = "file") -> None:
-    """Raise StorageError if the purpose needs another kind of file."""
+    """Raise StorageError if the purpose requires another kind of file."""
     if purpose in _LINES and not filename.lower().endswith(".jsonl"):
         raise StorageError(
-            f"A file for “{purpose}” holds JSON lines and its name ends in .jsonl, not “{filename[:80]}”.",
+            f"Files with the purpose `{purpose}` must contain JSON lines and have a name that ends in .jsonl, "
+            f"got `{filename[:80]}`.",
             param=param,
             code="invalid_file_format",
         )
 
 
 def check_content(purpose: str, filename: str, beginning: bytes, *, param: str = "file") -> None:
-    """Raise StorageError if the name or the first bytes do not fit the purpose."""
+    """Raise StorageError if the name or the first bytes do not match the purpose."""
     check_name(purpose, filename, param=param)
     if purpose == Purpose.VISION and not is_image(beginning):
         raise StorageError(
-            "A file for “vision” is a PNG, JPEG, GIF or WebP image.", param=param, code="invalid_file_format"
+            "Files with the purpose `vision` must be PNG, JPEG, GIF or WebP images.",
+            param=param,
+            code="invalid_file_format",
         )
 
 
@@ -68,8 +71,8 @@ def lifetime(purpose: str, expires_after_s: int | None) -> timedelta | None:
     return BATCH_LIFETIME if purpose in {Purpose.BATCH, Purpose.BATCH_OUTPUT} else None
 
 
-_LOCK = 0x6D694C51  # "miLQ": the first half of an advisory lock's key, the owner is the second
-ANONYMOUS = 0  # stands for requests without a key; no user has this id
+_LOCK = 0x6D694C51  # "miLQ": the first half of the advisory lock's key; the second half is the owner
+ANONYMOUS = 0  # owner of the files of requests without a key; no user has this id
 
 
 def used_bytes(owner_id: int | None) -> int:
@@ -79,11 +82,11 @@ def used_bytes(owner_id: int | None) -> int:
     return sum(rows.aggregate(total=Sum("size"))["total"] or 0 for rows in (files, parts))
 
 
-def check_quota(owner_id: int | None, coming: int, *, param: str = "file") -> None:
-    """Raise StorageQuotaError if ``coming`` more bytes exceed the quota.
+def check_quota(owner_id: int | None, num_bytes: int, *, param: str = "file") -> None:
+    """Raise StorageQuotaError if ``num_bytes`` more bytes exceed the quota.
 
     In a transaction, other requests of the owner wait until it ends. Parts of an upload count when they arrive, so the
-    file made of them adds nothing.
+    file composed of them adds nothing.
     """
     quota: int = settings.MILLM_STORAGE_QUOTA_BYTES
     if not quota:
@@ -91,17 +94,19 @@ def check_quota(owner_id: int | None, coming: int, *, param: str = "file") -> No
     if connection.in_atomic_block:
         _lock(owner_id)
     used = used_bytes(owner_id)
-    if used + coming > quota:
+    if used + num_bytes > quota:
         raise StorageQuotaError(
-            f"Your files have {used} bytes; with {coming} more they would have more than {quota}. Delete some, or ask "
-            "the operator for more room (MILLM_STORAGE_QUOTA_BYTES).",
+            f"Your storage quota is {quota} bytes. Your files use {used} and this one needs {num_bytes}. Delete files, "
+            "or ask the operator for more space (MILLM_STORAGE_QUOTA_BYTES).",
             param=param,
         )
 
 
 def _lock(owner_id: int | None) -> None:
-    """Lock the owner's quota until the transaction ends. Owners with large ids share locks: they only wait for each
-    other."""
+    """Lock the owner's quota until the transaction ends.
+
+    Owners with large ids may share a lock, which only makes them wait for each other.
+    """
     key = (owner_id if owner_id is not None else ANONYMOUS) % 2**31
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s, %s)", [_LOCK, key])
@@ -118,7 +123,7 @@ def keep_file(
 ) -> StoredFile:
     """Store the written blob as a file of ``owner_id``. If the row cannot be written, the blob is deleted.
 
-    ``counted`` of its bytes count against the quota already. Raises StorageQuotaError.
+    ``counted`` of its bytes already count against the quota. Raise StorageQuotaError if the rest exceeds it.
     """
     store, blob = BlobStore.from_settings(), writer.keep()
     created_at, life = timezone.now(), lifetime(purpose, expires_after_s)
@@ -142,7 +147,7 @@ def keep_file(
 
 
 def find_file(public_id: str, *, owner_id: int | None, param: str = "file_id") -> StoredFile:
-    """Return the file. Raises ObjectNotFoundError if it does not exist, has expired or belongs to another user."""
+    """Return the file. Raise ObjectNotFoundError if it does not exist, has expired or belongs to another user."""
     found = None
     if len(public_id) <= MAX_LENGTH and "\0" not in public_id:
         found = StoredFile.objects.of(owner_id).current().filter(public_id=public_id).first()

@@ -1,6 +1,6 @@
-"""The job that reads files into a vector store.
+"""The job that adds files to a vector store.
 
-The chunks in the table are its checkpoint: after a crash, a new run cuts the text into the same chunks and continues
+The chunks in the table are its checkpoint: after a crash, a new run splits the text into the same chunks and continues
 after the last one in the table. Only one run may write chunks of a file at a time: each write holds the job's claim.
 """
 
@@ -29,19 +29,19 @@ from storage.vector_search import ensure_index
 from storage.vector_stores import Status, end_files
 
 
-class FileLeftError(Exception):
+class FileDetachedError(Exception):
     """The file was detached, cancelled or attached again, so this run must stop."""
 
 
 def run_ingestion(job: RunningJob) -> dict[str, Any]:
-    """Read the job's files into the store. A file that cannot be read does not affect the others."""
+    """Add the job's files to the store. A file that cannot be read does not affect the others."""
     keys: list[int] = job.params["files"]
     try:
         for number, key in enumerate(keys):
             job.progress(number, len(keys))
             row = _files(job.id).filter(pk=key).select_related("file", "store").first()
             if row is not None:
-                _read_one(job, row)
+                _ingest_file(job, row)
     except JobCancelled:
         with transaction.atomic():
             job.hold()
@@ -52,16 +52,16 @@ def run_ingestion(job: RunningJob) -> dict[str, Any]:
     return {str(status): ended.filter(status=status).count() for status in Status.values}
 
 
-def _read_one(job: RunningJob, row: VectorStoreFile) -> None:
+def _ingest_file(job: RunningJob, row: VectorStoreFile) -> None:
     try:
-        FileReading(job, row).work()
-    except FileLeftError:
-        job.log(f"{row.file.filename} was removed while it was read.")
+        FileIngestion(job, row).run()
+    except FileDetachedError:
+        job.log(f"{row.file.filename} was removed from the vector store.")
     except ExtractionError as error:
         _fail(job, row, error.code, error.message)
     except MillmError as error:
         if job.is_stopped:
-            job.check_cancelled()  # the engine stops with its process: the job goes back to the queue
+            job.check_cancelled()  # the process is stopping, so the job returns to the queue
         _fail(job, row, "server_error", str(error))
 
 
@@ -72,27 +72,27 @@ def _fail(job: RunningJob, row: VectorStoreFile, code: str, message: str) -> Non
         end_files(files=[row], status=Status.FAILED, code=code, message=message)
 
 
-class FileReading:
-    """Reads one file: extract, cut, embed and store."""
+class FileIngestion:
+    """Adds one file: extracts its text, splits it, embeds the chunks and stores them."""
 
     def __init__(self, job: RunningJob, row: VectorStoreFile) -> None:
         self.job = job
         self.row = row
 
-    def work(self) -> None:
+    def run(self) -> None:
         with asyncio.Runner() as runner:
             model = runner.run(self._model())
             claim_model(store=self.row.store, model=model.record.name, dimensions=model.dimensions)
             ensure_index(model.dimensions)
             pieces = self._pieces(model)
-            done = self._done(pieces)
+            done = self._num_stored(pieces)
             for start, group in groups(pieces, done):
                 self.job.check_cancelled()
-                self._keep(start, group, runner.run(self._vectors(model, group)))
+                self._store(start, group, runner.run(self._vectors(model, group)))
         self._complete(pieces)
 
-    def _done(self, pieces: Sequence[str]) -> int:
-        """Return how many chunks are stored already. Chunks of an older version that cut differently are deleted."""
+    def _num_stored(self, pieces: Sequence[str]) -> int:
+        """Return how many chunks are stored already. Delete chunks of an older version that split differently."""
         done = self.row.chunks.count()
         last = self.row.chunks.filter(position=done - 1).first()
         if done and (last is None or pieces[done - 1 : done] != [last.text]):
@@ -120,7 +120,7 @@ class FileReading:
             check=self.job.check_cancelled,
         )
 
-    def _keep(self, start: int, texts: Sequence[str], vectors: Sequence[Sequence[float]]) -> None:
+    def _store(self, start: int, texts: Sequence[str], vectors: Sequence[Sequence[float]]) -> None:
         rows = [
             Chunk(
                 store_id=self.row.store_id,
@@ -145,17 +145,17 @@ class FileReading:
     def _lock(self) -> None:
         self.job.hold()
         if not _files(self.job.id).filter(pk=self.row.pk).select_for_update().exists():
-            raise FileLeftError
+            raise FileDetachedError
 
 
 def claim_model(*, store: VectorStore, model: str, dimensions: int) -> None:
-    """Record the embedding model of the store. Raises StorageError if it was filled by another one."""
+    """Record the embedding model of the store. Raise StorageError if it was filled with another one."""
     with transaction.atomic():
         row = VectorStore.objects.select_for_update().filter(pk=store.pk).first()
         if row is None:
-            raise FileLeftError
+            raise FileDetachedError
         if row.embedding_model not in {"", model} or row.dimensions not in {None, dimensions}:
-            raise StorageError("The vector store was filled by another embedding model.")
+            raise StorageError("The vector store was filled with another embedding model.")
         row.embedding_model, row.dimensions = model, dimensions
         row.save(update_fields=["embedding_model", "dimensions"])
 

@@ -1,4 +1,4 @@
-"""Delete what is no longer reachable: expired objects, blobs without a row, temporary files."""
+"""Delete unreachable data: expired objects, blobs without a row, temporary files."""
 
 from __future__ import annotations
 

@@ -36,18 +36,18 @@ def find_upload(public_id: str, *, owner_id: int | None) -> Upload:
 
 
 def add_part(*, public_id: str, owner_id: int | None, writer: BlobWriter) -> UploadPart:
-    """Store what was written as a part. Raises StorageError if the upload is not pending or would become too long."""
+    """Store the written blob as a part. Raise StorageError if the upload is not pending or would become too large."""
     with transaction.atomic():
         upload = _find(public_id, owner_id, is_locking=True)
         _check_pending(upload)
         sent = upload.parts.aggregate(total=Sum("size"))["total"] or 0
         if sent + writer.size > upload.size:
             raise StorageError(
-                f"This part has {writer.size} bytes, but only {upload.size - sent} of {upload.size} are missing.",
+                f"The part has {writer.size} bytes, but only {upload.size - sent} of {upload.size} bytes are missing.",
                 param="data",
             )
         if upload.parts.count() >= MAX_PARTS:
-            raise StorageError(f"An upload has at most {MAX_PARTS} parts. Send larger ones.", param="data")
+            raise StorageError(f"An upload must have at most {MAX_PARTS} parts. Send larger parts.", param="data")
         check_quota(owner_id, writer.size, param="data")
         blob = writer.keep()
         try:
@@ -58,7 +58,7 @@ def add_part(*, public_id: str, owner_id: int | None, writer: BlobWriter) -> Upl
 
 
 def complete_upload(*, public_id: str, owner_id: int | None, part_ids: Sequence[str], md5: str | None) -> Upload:
-    """Join the parts, in the given order, into a file. If they do not match, the upload stays pending."""
+    """Join the parts, in the given order, into a file. If their size or MD5 is wrong, the upload stays pending."""
     store = BlobStore.from_settings()
     with transaction.atomic(), store.writing() as writer:
         upload = _find(public_id, owner_id, is_locking=True)
@@ -108,26 +108,27 @@ def _find(public_id: str, owner_id: int | None, *, is_locking: bool) -> Upload:
 
 def _check_pending(upload: Upload) -> None:
     if upload.status_now != Upload.Status.PENDING:
-        raise StorageError(f"This upload is {upload.status_now}. Create a new one.", code="upload_not_pending")
+        raise StorageError(f"The upload is {upload.status_now}. Create a new one.", code="upload_not_pending")
 
 
 def _ordered_blobs(upload: Upload, part_ids: Sequence[str]) -> list[str]:
     blobs = dict(upload.parts.values_list("public_id", "blob"))
     unknown = [one for one in part_ids if one not in blobs]
     if unknown:
-        raise StorageError(f"This upload has no part “{unknown[0][:64]}”.", param="part_ids")
+        raise StorageError(f"The upload has no part `{unknown[0][:64]}`.", param="part_ids")
     if len(set(part_ids)) != len(part_ids):
-        raise StorageError("A part is named twice.", param="part_ids")
+        raise StorageError("`part_ids` must not contain a part twice.", param="part_ids")
     return [blobs[one] for one in part_ids]
 
 
 def _check_result(upload: Upload, writer: BlobWriter, md5: str | None) -> None:
     if writer.size != upload.size:
         raise StorageError(
-            f"The parts have {writer.size} bytes together, but {upload.size} were announced.",
+            f"The parts must have {upload.size} bytes in total, as announced; got {writer.size}.",
             param="part_ids",
             code="upload_size_mismatch",
         )
     if md5 is not None and writer.md5 != md5.lower():
-        raise StorageError(f"The MD5 of the parts is {writer.md5}, not “{md5[:64]}”.", param="md5", code="md5_mismatch")
+        message = f"`md5` must be the MD5 of the joined parts, {writer.md5}; got {md5[:64]}."
+        raise StorageError(message, param="md5", code="md5_mismatch")
     check_content(upload.purpose, upload.filename, writer.beginning, param="part_ids")

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from django.db import connection, transaction
 
 MAX_VECTOR = 2_000  # maximum dimensions of an index over float32
-MAX_HALF = 4_000  # over float16; longer vectors are compared one by one
+MAX_HALF = 4_000  # maximum dimensions of an index over float16; longer vectors are compared one by one
 
 
 def indexed_type(dimensions: int) -> str | None:
@@ -30,7 +30,7 @@ def ensure_index(dimensions: int) -> None:
     """Create the index for vectors of that length if it does not exist. Writes wait meanwhile."""
     if indexed_type(dimensions) is not None and not _exists(dimensions):
         with transaction.atomic(), connection.cursor() as cursor:
-            # Runs as the owner of the tables: see its migration.
+            # The function runs as the owner of the tables, see its migration.
             cursor.execute("SELECT storage_index_chunks(%s)", [dimensions])
 
 
@@ -102,7 +102,7 @@ def _ordered(condition: Comparison, column: str) -> Sql:
 
 
 EXACT_CHUNKS = 2_000
-EF_SEARCH = 200  # candidates that the index keeps; more find more of the true neighbours
+EF_SEARCH = 200  # candidates that the index keeps; a higher number improves the recall
 MAX_SCANNED = 40_000
 
 
@@ -163,7 +163,7 @@ def search_index(query: Neighbours) -> list[Hit]:
 def _matching(query: Neighbours) -> tuple[str, list[Any]]:
     condition, values = to_sql(query.condition, "held.attributes") if query.condition is not None else ("TRUE", [])
     sql = (
-        "SELECT chunk.id, file.public_id, file.filename, held.attributes, chunk.text, "  # noqa: S608 - SQL of ours
+        "SELECT chunk.id, file.public_id, file.filename, held.attributes, chunk.text, "  # noqa: S608 - constants
         f"{distance(query.dimensions)} AS distance FROM storage_chunk chunk "
         "JOIN storage_vectorstorefile held ON held.id = chunk.store_file_id "
         "JOIN storage_storedfile file ON file.id = held.file_id "

@@ -57,10 +57,10 @@ def find_store(public_id: str, *, owner_id: int | None) -> VectorStore:
 
 
 def usable_store(public_id: str, *, owner_id: int | None) -> VectorStore:
-    """Return the store and mark it as active. Raises StorageError if it does not exist or has expired."""
+    """Return the store and mark it as active. Raise StorageError if it does not exist or has expired."""
     store = find_store(public_id, owner_id=owner_id)
     if store.has_expired:
-        raise StorageError("This vector store has expired.", code="vector_store_expired", param="vector_store_id")
+        raise StorageError("The vector store has expired.", code="vector_store_expired", param="vector_store_id")
     now = timezone.now()
     if now - store.last_active_at > ACTIVE_EVERY:
         store.last_active_at = now
@@ -96,7 +96,7 @@ def create_store(*, store: VectorStore, attachments: Sequence[Attachment]) -> Ve
 
 @transaction.atomic
 def attach_files(*, store: VectorStore, attachments: Sequence[Attachment]) -> list[VectorStoreFile]:
-    """Enqueue a job that reads the files. A file that is attached already is read again. Raises StorageError."""
+    """Enqueue a job that adds the files. A file that is already attached is read again. Raise StorageError."""
     return _attach(store, attachments, batch=None)
 
 
@@ -109,7 +109,7 @@ def attach_file_batch(*, store: VectorStore, attachments: Sequence[Attachment]) 
 
 @transaction.atomic
 def cancel_file_batch(*, batch: FileBatch) -> FileBatch:
-    """Cancel the files that are not read yet; the others stay."""
+    """Cancel the files that have not been read yet; the others stay in the store."""
     batch.is_cancelled = True
     batch.save(update_fields=["is_cancelled"])
     waiting = batch.files.filter(status=Status.IN_PROGRESS)
@@ -128,7 +128,7 @@ def detach_file(*, store_file: VectorStoreFile) -> None:
 
 
 def end_files(*, files: Sequence[VectorStoreFile], status: str, code: str = "", message: str = "") -> None:
-    """End files in that status and delete their chunks."""
+    """Set the final status of files and delete their chunks."""
     rows = VectorStoreFile.objects.filter(pk__in=[file.pk for file in files], status=Status.IN_PROGRESS)
     with transaction.atomic():
         ended = list(rows.select_for_update().values_list("pk", flat=True))
@@ -138,7 +138,7 @@ def end_files(*, files: Sequence[VectorStoreFile], status: str, code: str = "", 
 
 
 def settle_files(*, store: VectorStore) -> None:
-    """End files whose job ended first: it was cancelled before it ran, deleted, or crashed too often."""
+    """End files whose job has ended without them: cancelled before it ran, deleted, or crashed too often."""
     waiting = list(store.files.filter(status=Status.IN_PROGRESS))
     for job_id in {row.job_id for row in waiting}:
         job = find_job(job_id)
@@ -148,7 +148,7 @@ def settle_files(*, store: VectorStore) -> None:
         if job is not None and job.state == Job.State.CANCELLED:
             end_files(files=files, status=Status.CANCELLED)
         else:
-            message = (job.error if job is not None else "") or "The job that read this file was lost."
+            message = (job.error if job is not None else "") or "The job that adds this file no longer exists."
             end_files(files=files, status=Status.FAILED, code="server_error", message=message)
 
 
@@ -168,7 +168,7 @@ def _attach(store: VectorStore, attachments: Sequence[Attachment], *, batch: Fil
         kind=INGESTION_KIND,
         params={"files": [row.pk for row in rows]},
         owner=owner,
-        title=f"Read {len(rows)} file{'s'[: len(rows) != 1]} into {store.name or store.public_id}",
+        title=f"Add {len(rows)} file{'s'[: len(rows) != 1]} to {store.name or store.public_id}",
         priority=JOB_PRIORITY,
     )
     VectorStoreFile.objects.filter(pk__in=[row.pk for row in rows]).update(job_id=job.id)

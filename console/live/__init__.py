@@ -1,4 +1,4 @@
 """Live updates of pages over a WebSocket.
 
-Start with `connection`; `topics` are what pages can subscribe to.
+Start with `connection`. `topics` has the topics that pages can subscribe to.
 """

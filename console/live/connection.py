@@ -1,6 +1,6 @@
 """The WebSocket connection of one page, which subscribes to topics and receives their changes.
 
-Nothing queues up for a slow reader: a topic is sent again only after its last message was acknowledged, in its
+No messages queue up for a slow client: a topic is only sent again after its last message was acknowledged, with its
 current state.
 """
 
@@ -26,7 +26,7 @@ from core.database import DatabaseThreads
 
 
 def visitor(session_key: str | None) -> User | None:
-    """Return the session's staff user; None if the session has ended or the user is no longer staff."""
+    """Return the session's staff user, or None if the session has ended or the user is no longer staff."""
     if not session_key:
         return None
     request = HttpRequest()
@@ -41,7 +41,7 @@ MAX_TOPICS = 16
 MAX_MESSAGE = 1_024
 MAX_NAME = 100
 
-THREADS = DatabaseThreads("console-live", 2)  # own threads, so that open pages don't delay requests to /v1
+THREADS = DatabaseThreads("console-live", 2)  # separate threads, so that open pages don't delay requests to /v1
 
 LOGGED_OUT = 4401
 BAD_MESSAGE = 4400
@@ -56,7 +56,7 @@ class LiveConnection(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels 
     """
 
     def __init__(self, topics: Topics = TOPICS, period_s: float = 1.0, max_silence_s: float = 60.0) -> None:
-        """Close after ``max_silence_s`` without an acknowledgement."""
+        """Create the consumer. It closes after ``max_silence_s`` without an acknowledgement."""
         super().__init__()
         self.topics = topics
         self.period_s = period_s
@@ -65,7 +65,7 @@ class LiveConnection(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels 
     async def connect(self) -> None:
         self.sent: dict[str, Reading | None] = {}
         self.subscribed: list[str] = []
-        self.owed: dict[str, float] = {}  # time at which each unacknowledged topic was sent
+        self.unacknowledged: dict[str, float] = {}  # time at which each unacknowledged topic was sent
         self.wake = asyncio.Event()
         await self.accept()
         self.task = asyncio.create_task(self._follow())
@@ -81,42 +81,42 @@ class LiveConnection(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels 
                     self.subscribed.append(name)
                     self.wake.set()
             case {"ack": str(name)}:
-                self.owed.pop(name, None)
+                self.unacknowledged.pop(name, None)
             case _:
                 await self.close(BAD_MESSAGE)
 
     async def _follow(self) -> None:
         try:
-            while (code := await self._send_news()) is None:
+            while (code := await self._send_changes()) is None:
                 await self._pause()
             await self.close(code)
         except asyncio.CancelledError:
             raise
-        except Exception:  # only this connection awaits the task
+        except Exception:  # nothing else awaits the task, so the error would be lost
             logger.exception("A live connection failed.")
             await self.close(FAILED)
 
-    async def _send_news(self) -> int | None:
+    async def _send_changes(self) -> int | None:
         """Send changed topics; return a close code if the connection should end."""
-        if self.owed and time.monotonic() - min(self.owed.values()) > self.max_silence_s:
+        if self.unacknowledged and time.monotonic() - min(self.unacknowledged.values()) > self.max_silence_s:
             return TOO_SLOW
-        names = [name for name in self.subscribed if name not in self.owed]
+        names = [name for name in self.subscribed if name not in self.unacknowledged]
         key = session_key(self.scope)
         try:
             found = await THREADS.run(lambda: self._read_all(key, names))
         except (OperationalError, InterfaceError):
-            return None  # the database is down; try again next time
+            return None  # the database is down; retry in the next period
         if found is None:
             return LOGGED_OUT
         for name, data in found.items():
             if name not in self.sent or self.sent[name] != data:
                 self.sent[name] = data
-                self.owed[name] = time.monotonic()
+                self.unacknowledged[name] = time.monotonic()
                 await self.send(json.dumps({"topic": name, "data": data}))
         return None
 
     def _read_all(self, key: str | None, names: list[str]) -> dict[str, Reading | None] | None:
-        """Return the topics' data; None if the user is no longer logged in."""
+        """Return the topics' data, or None if the user is no longer logged in."""
         user = visitor(key)
         return None if user is None else {name: self.topics.read(user, name) for name in names}
 

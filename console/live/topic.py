@@ -13,9 +13,9 @@ Reading = Mapping[str, Any]  # sent to the page as JSON
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic. ``read`` is called in a thread with the user and the part after the name's colon ("17" of ``job:17``).
+    """A topic. ``read`` is called in a thread with the user and the part of the name after the colon, such as a job id.
 
-    It may query the database. None means that there is nothing under this name for this user.
+    It may query the database. None means that the topic does not exist or the user can't see it.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Topics:
         self._topics: dict[str, Topic] = {}
 
     def add(self, topic: Topic) -> Topic:
-        assert topic.name not in self._topics, f"two topics are named {topic.name}"
+        assert topic.name not in self._topics, f"topic {topic.name} is already registered"
         self._topics[topic.name] = topic
         return topic
 
@@ -39,7 +39,7 @@ class Topics:
         return tuple(self._topics)
 
     def read(self, user: User, name: str) -> Reading | None:
-        """Return the topic's data; None if it does not exist or the user can't see it."""
+        """Return the topic's data, or None if it does not exist or the user can't see it."""
         kind, _, rest = name.partition(":")
         topic = self._topics.get(kind)
         if topic is None or not user.has_perms(topic.permissions):

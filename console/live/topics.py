@@ -1,4 +1,4 @@
-"""What pages can subscribe to: the engine's state, jobs, load and models."""
+"""The topics that pages can subscribe to: the engine's state, jobs, load and models."""
 
 from __future__ import annotations
 

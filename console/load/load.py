@@ -1,4 +1,4 @@
-"""The load of a process in a span of time, and the sum of two loads."""
+"""The load of a process in a time span, and the sum of two loads."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from inference.metrics import FAST_BUCKETS, SLOW_BUCKETS
 
 NO_GAPS = (0,) * (len(FAST_BUCKETS) + 1)
 NO_WAITS = (0,) * (len(SLOW_BUCKETS) + 1)
-MAX_NAMES = 20  # of a span; others are dropped
+MAX_NAMES = 20  # names per span; others are dropped
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Sums over a span; for ``running``, ``waiting`` and ``kv`` (0 to 1) the maximum.
+    """The load of a span: sums, except for ``running``, ``waiting`` and ``kv`` (0 to 1), which are maxima.
 
     ``first_tokens`` and ``gaps`` count times to the first token and between tokens, by the buckets of
-    inference/metrics.py. ``sequences`` / ``steps`` is the mean batch.
+    inference/metrics.py. ``sequences`` / ``steps`` is the mean batch size.
     """
 
     requests: int = 0
@@ -78,7 +78,7 @@ def most_counted(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str,
 def percentile(bounds: tuple[float, ...], counts: tuple[int, ...], share: float) -> float | None:
     """Return the percentile ``share``, assuming an even distribution within each bucket, as Prometheus does.
 
-    None without values; the last bound for values above it.
+    Return None without values, and the last bound for values above it.
     """
     total = sum(counts)
     if not total:

@@ -1,4 +1,4 @@
-"""The thread of a serving process that stores the load of each minute and hour, and computes the current load."""
+"""The thread of a serving process that stores the load per minute and hour, and computes the current load."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def record_load(*, process: uuid.UUID, minutes: dict[datetime, Load], hours: dic
                 )
 
 
-def forget_load(*, now: datetime, retention: timedelta) -> int:
-    """Delete minutes after a day and hours after ``retention``; return the number of rows."""
+def delete_old_load(*, now: datetime, retention: timedelta) -> int:
+    """Delete minutes after a day and hours after ``retention``. Return the number of deleted rows."""
     minutes = LoadSample.objects.filter(span_s=MINUTE_S, begins_at__lt=now - MINUTES_KEPT)
     hours = LoadSample.objects.filter(span_s=HOUR_S, begins_at__lt=now - retention)
     return minutes.delete()[0] + hours.delete()[0]
@@ -46,7 +46,7 @@ def _storable(value: object) -> object:
 
 logger = logging.getLogger(__name__)
 TICK_S = 2.0
-LIVE_TICKS = 6  # live rates are means over this many ticks
+LIVE_TICKS = 6  # number of ticks over which live rates are averaged
 MAX_PENDING = 120  # unwritten minutes kept while the database is down
 
 
@@ -88,7 +88,7 @@ class SpanSums:
 
 
 class LoadSampler:
-    """Samples the load. The thread calls ``tick``, and so do tests."""
+    """Samples the load. ``tick`` is called by the thread and by tests."""
 
     def __init__(
         self,
@@ -148,19 +148,19 @@ class LoadSampler:
         try:
             close_old_connections()
             self._record(process=self.process, minutes=minutes, hours=self.sums.hours)
-            self._forget(now)
+            self._delete_old(now)
         except Error as error:
-            logger.warning("The load of %d minute(s) waits for the database: %s", len(minutes), error)
+            logger.warning("The load of %d minute(s) could not be written yet: %s", len(minutes), error)
             return
         finally:
             connection.close()
         self.sums.drop_written(minutes, now)
 
-    def _forget(self, now: datetime) -> None:
+    def _delete_old(self, now: datetime) -> None:
         """Delete old rows once an hour."""
         hour = now.replace(minute=0, second=0, microsecond=0)
         if hour != self._forgot_hour:
-            forget_load(now=now, retention=self._retention)
+            delete_old_load(now=now, retention=self._retention)
             self._forgot_hour = hour
 
     def _run(self) -> None:
@@ -171,8 +171,8 @@ class LoadSampler:
     def _survive(self, act: Callable[[], None]) -> None:
         try:
             act()
-        except Exception:  # losing samples is acceptable, losing the thread is not
-            logger.exception("The load of some seconds is lost.")
+        except Exception:  # losing a sample is acceptable, losing the thread is not
+            logger.exception("A load sample was lost.")
 
 
 _sampler: LoadSampler | None = None
@@ -197,6 +197,6 @@ def stop_sampling() -> None:
 
 
 def live_load() -> LiveLoad:
-    """Return the live load of this process; empty if it is not sampled."""
+    """Return the live load of this process, empty if it is not sampled."""
     sampler = _sampler
     return sampler.live() if sampler is not None else LiveLoad()

@@ -1,4 +1,4 @@
-"""Totals of the process' metrics, and the load between two of them."""
+"""Totals of the process's metrics, and the load between two of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from openai_api.request_log.metrics import ERRORS, REQUESTS, Use
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Since the process started. ``first_tokens`` and ``gaps`` as in Load."""
+    """Totals since the process started. ``first_tokens`` and ``gaps`` are as in Load."""
 
     requests: int
     errors: Mapping[str, int]
@@ -32,7 +32,7 @@ class Totals:
 
     @property
     def streamed(self) -> int:
-        """Return tokens counted as they are generated. Counters of finished sequences lag behind."""
+        """Return the number of generated tokens, including those of running sequences."""
         return sum(self.first_tokens) + sum(self.gaps)
 
 
@@ -88,7 +88,7 @@ def _by_label(counter: Counter, label: str) -> dict[str, int]:
 
 
 def _buckets(histogram: Histogram) -> tuple[int, ...]:
-    """Return the counts of each bucket over all models; the last one counts values above all bounds."""
+    """Return the counts of each bucket, summed over all models. The last one counts values above all bounds."""
     cumulated: dict[float, float] = {}
     for labels, value in _samples(histogram, "_bucket"):
         bound = float(labels["le"])

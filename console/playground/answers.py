@@ -1,4 +1,4 @@
-"""Requests that the playground and the preview of drafts send: handled as API requests, authorised by the session."""
+"""Requests of the playground and of draft previews, handled as API requests and authorised by the session."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ ASKED = "_preview"
 
 
 def _draft_view(endpoint: str, handler: Handler, names: frozenset[str], **fixed: Any) -> Callable[..., Any]:
-    """Return the view that previews a draft. The body has the fields ``names``; model and steering are the form's."""
+    """Return the view that previews a draft. The body has the fields ``names``; the form has model and steering."""
 
     async def view(request: HttpRequest, object_id: str) -> HttpResponseBase:
         try:
@@ -87,7 +87,7 @@ def _draft_view(endpoint: str, handler: Handler, names: frozenset[str], **fixed:
 def _asked(request: HttpRequest, names: frozenset[str]) -> dict[str, Any]:
     fields = parse_json(request.POST.get(ASKED, "").encode("utf-8", "surrogatepass"))
     if not isinstance(fields, dict):
-        raise invalid(f"Expected a JSON object in `{ASKED}`.", param=ASKED)
+        raise invalid(f"`{ASKED}` must be a JSON object.", param=ASKED)
     if unknown := sorted(fields.keys() - names):
         raise unsupported_parameter(unknown[0], "The preview does not send it.")
     return fields

@@ -9,7 +9,7 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from management_api.serializers import OBJECT, Shown, described
+from management_api.serializers import OBJECT, ReadSerializer, described
 from management_api.viewset import Filters, Resource
 from steering.evaluation.services import use_calibration
 from steering.models import Evaluation
@@ -20,7 +20,7 @@ from steering.visibility import visible_evaluations
 VIEW = "steering.view_evaluation"
 
 
-class EvaluationShown(Shown):
+class EvaluationOut(ReadSerializer):
     created_by = serializers.CharField(source="created_by.username", default=None, allow_null=True)
 
     class Meta:
@@ -28,9 +28,9 @@ class EvaluationShown(Shown):
         fields: tuple[str, ...] = ("id", "kind", "version", "other", "job", "created_by", "created_at")
 
 
-class EvaluationDetail(EvaluationShown):
-    class Meta(EvaluationShown.Meta):
-        fields: tuple[str, ...] = (*EvaluationShown.Meta.fields, "result")
+class EvaluationDetail(EvaluationOut):
+    class Meta(EvaluationOut.Meta):
+        fields: tuple[str, ...] = (*EvaluationOut.Meta.fields, "result")
 
 
 class EvaluationFilters(Filters):
@@ -42,7 +42,7 @@ class EvaluationFilters(Filters):
 @described(tags=["Evaluations"])
 class Evaluations(Resource):
     queryset = Evaluation.objects.none()
-    serializer_class = EvaluationShown
+    serializer_class = EvaluationOut
     filters = EvaluationFilters
     ordering = ("-created_at", "-pk")
     permissions = {"list": VIEW, "retrieve": VIEW, "use": "steering.change_steeringprofile"}
@@ -52,15 +52,17 @@ class Evaluations(Resource):
 
     @described(parameters=[EvaluationFilters])
     def list(self, request: Request) -> Response:
+        """List evaluations, newest first."""
         return super().list(request)
 
     @described(responses=EvaluationDetail)
     def retrieve(self, request: Request, pk: str) -> Response:
+        """Return an evaluation with its report."""
         return Response(EvaluationDetail(self.get_object()).data)
 
     @described(request=None, responses=OBJECT)
     @action(detail=True, methods=["post"])
     def use(self, request: Request, pk: str) -> Response:
-        """Set the draft's strength to the proposed one."""
+        """Set the strength of the profile's draft to the one that the calibration proposes."""
         profile = use_calibration(evaluation=self.get_object())
         return Response({"profile": profile.pk, "edits": edits_to_json(draft_edits(profile))})

@@ -1,4 +1,4 @@
-"""Features: found by their labels, looked at, labelled."""
+"""Features: search, retrieve and label."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from management_api.paging import read_limit
-from management_api.serializers import Shown, StrictInput, Text, described
+from management_api.serializers import ReadSerializer, StrictInput, Text, described
 from management_api.viewset import Filters, Resource
 from steering.features.search import FeatureQuerySet
 from steering.features.services import label_feature
 from steering.models import Feature
 
-NOT_LISTED = ("traffic_examples", "examples", "histogram")  # some kilobytes a row
+NOT_LISTED = ("traffic_examples", "examples", "histogram")  # some kilobytes per row
 
 
-class FeatureShown(Shown):
+class FeatureOut(ReadSerializer):
     class Meta:
         model = Feature
         fields: tuple[str, ...] = (
@@ -30,29 +30,30 @@ class FeatureShown(Shown):
         )
 
 
-class FeatureDetail(FeatureShown):
-    """``examples`` of the corpus; those of traffic are texts of requests, so they are in the console only."""
-
-    class Meta(FeatureShown.Meta):
-        fields: tuple[str, ...] = (*FeatureShown.Meta.fields, "examples", "examples_source", "histogram")
+class FeatureDetail(FeatureOut):
+    # Without the examples from traffic: they are texts of requests, which only the console shows.
+    class Meta(FeatureOut.Meta):
+        fields: tuple[str, ...] = (*FeatureOut.Meta.fields, "examples", "examples_source", "histogram")
 
 
 class FeatureFilters(Filters):
     sae = serializers.IntegerField(min_value=0, max_value=2**62, required=False)
     index = serializers.IntegerField(min_value=0, max_value=2**31 - 1, required=False)
-    search = serializers.CharField(max_length=500, required=False, help_text="Words of labels, the best first.")
+    search = serializers.CharField(
+        max_length=500, required=False, help_text="Search words; the best matches of labels come first."
+    )
     labelled = serializers.BooleanField(required=False, allow_null=True, default=None)
 
 
 class LabelInput(StrictInput):
-    label = Text(max_length=500, allow_blank=True, required=False)  # type: ignore[assignment]  # as of a field
+    label = Text(max_length=500, allow_blank=True, required=False)  # type: ignore[assignment]  # the stubs have a field's attribute `label`
     description = Text(max_length=4000, allow_blank=True, required=False)
 
 
 @described(tags=["Features"])
 class Features(Resource):
     queryset = Feature.objects.none()
-    serializer_class = FeatureShown
+    serializer_class = FeatureOut
     filters = FeatureFilters
     ordering = ("pk",)
     permissions = {
@@ -64,7 +65,7 @@ class Features(Resource):
     def rows(self, user: User) -> QuerySet[Feature]:
         return Feature.objects.select_related("sae__model").defer("traffic_examples")  # texts of requests
 
-    def narrowed(self, rows: QuerySet[Any], query: Mapping[str, Any]) -> QuerySet[Any]:
+    def filter_rows(self, rows: QuerySet[Any], query: Mapping[str, Any]) -> QuerySet[Any]:
         rows = rows.filter(**{name: query[name] for name in ("sae", "index") if name in query}).defer(*NOT_LISTED)
         match query["labelled"]:
             case True:
@@ -79,7 +80,7 @@ class Features(Resource):
         query = self.query()
         if "search" not in query:
             return super().list(request)
-        rows = self.narrowed(Feature.objects.all(), query)
+        rows = self.filter_rows(Feature.objects.all(), query)
         assert isinstance(rows, FeatureQuerySet)
         found = rows.search(query["search"])[: read_limit(request)]
         data = self.get_serializer(found, many=True).data
@@ -87,10 +88,12 @@ class Features(Resource):
 
     @described(responses=FeatureDetail)
     def retrieve(self, request: Request, pk: str) -> Response:
+        """Return a feature with its examples and activation histogram."""
         return Response(FeatureDetail(self.get_object()).data)
 
     @described(request=LabelInput)
     def partial_update(self, request: Request, pk: str) -> Response:
+        """Change the label and description of a feature."""
         feature, data = self.get_object(), self.read(LabelInput)
         if data.get("label", feature.label) != feature.label:
             feature.label_source = f"{self.user.get_username()}, through /api"

@@ -1,4 +1,4 @@
-"""Jobs: one's own, or everybody's with the permission for it."""
+"""Jobs: the user's own, or all of them with the permission to manage all jobs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rest_framework.response import Response
 from jobs.kinds import may_see_result
 from jobs.models import Job
 from jobs.services import cancel_job, retry_job
-from management_api.serializers import Shown, described
+from management_api.serializers import ReadSerializer, described
 from management_api.viewset import Filters, Resource
 
 SEE_ALL = "jobs.manage_all_jobs"
 MAX_LINES = 500
 
 
-class JobShown(Shown):
+class JobOut(ReadSerializer):
     owner = serializers.CharField(source="owner.username", default=None, allow_null=True)
 
     class Meta:
@@ -32,14 +32,13 @@ class JobShown(Shown):
         )
 
 
-class JobDetail(JobShown):
-    lines = serializers.SerializerMethodField()
+class JobDetail(JobOut):
+    lines = serializers.SerializerMethodField(help_text="The newest log lines, oldest first.")
 
-    class Meta(JobShown.Meta):
-        fields: tuple[str, ...] = (*JobShown.Meta.fields, "params", "result", "lines")
+    class Meta(JobOut.Meta):
+        fields: tuple[str, ...] = (*JobOut.Meta.fields, "params", "result", "lines")
 
     def get_lines(self, job: Job) -> list[str]:
-        """Return the newest lines, oldest first."""
         return [line.text for line in job.lines.order_by("-pk")[:MAX_LINES]][::-1]
 
 
@@ -51,7 +50,7 @@ class JobFilters(Filters):
 @described(tags=["Jobs"])
 class Jobs(Resource):
     queryset = Job.objects.none()
-    serializer_class = JobShown
+    serializer_class = JobOut
     filters = JobFilters
     ordering = ("-created_at", "-pk")
     lookup_value_regex = "[0-9a-f-]+"
@@ -68,11 +67,12 @@ class Jobs(Resource):
 
     @described(parameters=[JobFilters])
     def list(self, request: Request) -> Response:
+        """List jobs, newest first."""
         return super().list(request)
 
     @described(responses=JobDetail)
     def retrieve(self, request: Request, pk: str) -> Response:
-        """Return a job. Result and lines are empty for users who may not see what the job read."""
+        """Return a job. ``result`` and ``lines`` are empty for users without access to the data that the job read."""
         job = self.get_object()
         data = dict(JobDetail(job).data)
         return Response(data if may_see_result(job.kind, self.user) else data | {"result": {}, "lines": []})
@@ -80,21 +80,21 @@ class Jobs(Resource):
     @described(request=None)
     @action(detail=True, methods=["post"])
     def cancel(self, request: Request, pk: str) -> Response:
-        """Cancel a job. A queued job ends at once, a running one at its next progress report."""
-        return self._again(cancel_job(job=self.get_object()))
+        """Cancel a job. A queued job ends at once, a running one when it next reports progress."""
+        return self._answer_stored(cancel_job(job=self.get_object()))
 
     @described(request=None)
     @action(detail=True, methods=["post"])
     def retry(self, request: Request, pk: str) -> Response:
         """Resume a failed or cancelled job from its checkpoint."""
-        return self._again(retry_job(job=self.get_object()))
+        return self._answer_stored(retry_job(job=self.get_object()))
 
-    def _again(self, job: Job) -> Response:
-        """Return the job as stored: the database sets its times."""
+    def _answer_stored(self, job: Job) -> Response:
+        """Return the job as stored, because the database sets its times."""
         return self.answer(self.get_queryset().get(pk=job.pk))
 
 
 def job_started(job: Job) -> Response:
     """Return 202 with the job."""
-    data: dict[str, Any] = dict(JobShown(job).data)
+    data: dict[str, Any] = dict(JobOut(job).data)
     return Response(data, status=202)

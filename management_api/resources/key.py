@@ -1,4 +1,4 @@
-"""API keys: made, changed, rotated, revoked. The key itself is in the answer that makes it, and nowhere else."""
+"""API keys: create, change, rotate, revoke and delete. Only the response that creates a secret contains it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from core.errors import MillmError
-from management_api.serializers import Integer, Shown, StrictInput, StrictModelInput, Text, described
+from management_api.serializers import Integer, ReadSerializer, StrictInput, StrictModelInput, Text, described
 from management_api.viewset import Filters, Resource
 from openai_api.http.errors import forbidden
 from openai_api.keys.services import (
@@ -36,7 +36,7 @@ SETTABLE = (
 )
 
 
-class KeyShown(Shown):
+class KeyOut(ReadSerializer):
     owner = serializers.CharField(source="owner.username")
 
     class Meta:
@@ -47,11 +47,11 @@ class KeyShown(Shown):
         )
 
 
-class NewKeyShown(KeyShown):
-    key = serializers.CharField(help_text="Shown once.")
+class NewKeyOut(KeyOut):
+    key = serializers.CharField(help_text="The secret. ReadSerializer only once.")
 
-    class Meta(KeyShown.Meta):
-        fields: tuple[str, ...] = (*KeyShown.Meta.fields, "key")
+    class Meta(KeyOut.Meta):
+        fields: tuple[str, ...] = (*KeyOut.Meta.fields, "key")
 
 
 class KeyChange(StrictModelInput):
@@ -61,7 +61,7 @@ class KeyChange(StrictModelInput):
 
 
 class KeyInput(KeyChange):
-    owner = Text(max_length=150, required=False, help_text="A user's name. Default: the user who creates the key.")
+    owner = Text(max_length=150, required=False, help_text="Name of a user. Default: the user who creates the key.")
 
     class Meta(KeyChange.Meta):
         fields: tuple[str, ...] = (*SETTABLE, "owner")
@@ -77,7 +77,7 @@ class RotateInput(StrictInput):
 
 
 class RevokeInput(StrictInput):
-    reason = Text(default="", allow_blank=True, max_length=300, help_text="Kept with the key and in the trail.")
+    reason = Text(default="", allow_blank=True, max_length=300, help_text="Stored with the key and in the audit trail.")
 
 
 class KeyFilters(Filters):
@@ -89,7 +89,7 @@ class KeyFilters(Filters):
 @described(tags=["Keys"])
 class Keys(Resource):
     queryset = ApiKey.objects.none()
-    serializer_class = KeyShown
+    serializer_class = KeyOut
     filters = KeyFilters
     ordering = ("name", "pk")
     permissions = {
@@ -105,7 +105,7 @@ class Keys(Resource):
     def rows(self, user: User) -> QuerySet[ApiKey]:
         return visible_keys(user).select_related("owner")
 
-    def narrowed(self, rows: QuerySet[Any], query: Any) -> QuerySet[Any]:
+    def filter_rows(self, rows: QuerySet[Any], query: Any) -> QuerySet[Any]:
         if query["revoked"] is not None:
             rows = rows.filter(revoked_at__isnull=not query["revoked"])
         if "owner" in query:
@@ -114,17 +114,20 @@ class Keys(Resource):
 
     @described(parameters=[KeyFilters])
     def list(self, request: Request) -> Response:
+        """List API keys by name."""
         return super().list(request)
 
-    @described(request=KeyInput, responses={201: NewKeyShown})
+    @described(request=KeyInput, responses={201: NewKeyOut})
     def create(self, request: Request) -> Response:
+        """Create an API key. The response contains its secret, which is not shown again."""
         data = self.read(KeyInput)
         owner = self._owner(data.pop("owner", self.user.get_username()))
         created = save_new_api_key(api_key=ApiKey(owner=owner, **data), user=self.user)
-        return _once(created.api_key, created.plain, status=201)
+        return _uncached(created.api_key, created.plain, status=201)
 
     @described(request=KeyChange)
     def partial_update(self, request: Request, pk: str) -> Response:
+        """Change the permissions and limits of a key."""
         key = self.get_object()
         for name, value in self.read(KeyChange, instance=key, partial=True).items():
             setattr(key, name, value)
@@ -132,19 +135,19 @@ class Keys(Resource):
         change_api_key(api_key=key, user=self.user)
         return self.answer(key)
 
-    @described(request=RotateInput, responses=NewKeyShown)
+    @described(request=RotateInput, responses=NewKeyOut)
     @action(detail=True, methods=["post"])
     def rotate(self, request: Request, pk: str) -> Response:
-        """Create a new secret with the same rights. The old one may stay valid until clients have switched."""
+        """Replace the secret of a key. The old secret stays valid for ``grace_s`` seconds."""
         key = self.get_object()
         grace = timedelta(seconds=self.read(RotateInput)["grace_s"])
         created = rotate_api_key(api_key=key, grace=grace, user=self.user)
-        return _once(created.api_key, created.plain)
+        return _uncached(created.api_key, created.plain)
 
     @described(request=RevokeInput)
     @action(detail=True, methods=["post"])
     def revoke(self, request: Request, pk: str) -> Response:
-        """Requests with it are refused from now on, for good; with its old secret too."""
+        """Revoke a key permanently. Its old secret stops working too."""
         key = self.get_object()
         reason = self.read(RevokeInput)["reason"]
         revoke_api_keys(keys=ApiKey.objects.filter(pk=key.pk), reason=reason, user=self.user)
@@ -152,7 +155,7 @@ class Keys(Resource):
 
     @described(responses={204: None})
     def destroy(self, request: Request, pk: str) -> Response:
-        """Delete a key. Its log rows stay, without the key."""
+        """Delete a key. Its rows in the request log are kept."""
         delete_api_keys(keys=ApiKey.objects.filter(pk=self.get_object().pk), user=self.user)
         return Response(status=204)
 
@@ -160,14 +163,14 @@ class Keys(Resource):
         if name == self.user.get_username():
             return self.user
         if not self.user.has_perm(SEE_ALL_KEYS):
-            raise forbidden("You may make keys of your own only.", code="permission_denied", param="owner")
+            raise forbidden("You can only create keys for yourself.", code="permission_denied", param="owner")
         owner = User.objects.filter(username=name).first()
         if owner is None:
-            raise MillmError(f"There is no user {name[:100]!r}.", status=404, code="not_found", param="owner")
+            raise MillmError(f"The user `{name[:100]}` does not exist.", status=404, code="not_found", param="owner")
         return owner
 
 
-def _once(api_key: ApiKey, plain: str, status: int = 200) -> Response:
+def _uncached(api_key: ApiKey, plain: str, status: int = 200) -> Response:
     """Return a response that must not be cached."""
-    data = {**KeyShown(api_key).data, "key": plain}
+    data = {**KeyOut(api_key).data, "key": plain}
     return Response(data, status=status, headers={"Cache-Control": "no-store"})

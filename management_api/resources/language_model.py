@@ -1,4 +1,4 @@
-"""Models: registered, changed, loaded, pinned."""
+"""Models: register, change, load, unload, pin and delete."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rest_framework.response import Response
 
 from inference import services
 from inference.models import LanguageModel
-from management_api.serializers import Flag, Shown, StrictInput, StrictModelInput, Text, described
+from management_api.serializers import Flag, ReadSerializer, StrictInput, StrictModelInput, Text, described
 from management_api.viewset import Filters, Resource
 from steering.profiles.lifecycle import set_default_profile
 
@@ -25,7 +25,7 @@ SETTABLE = (
 )
 
 
-class ModelShown(Shown):
+class ModelOut(ReadSerializer):
     class Meta:
         model = LanguageModel
         fields: tuple[str, ...] = (
@@ -38,9 +38,8 @@ class ModelInput(StrictModelInput):
     class Meta:
         model = LanguageModel
         fields: tuple[str, ...] = SETTABLE
-        extra_kwargs: dict[str, Any] = {
-            "is_default": {"validators": []}
-        }  # it takes the place of the default that there is
+        # A new default model replaces the previous one, so the uniqueness of the default is not validated.
+        extra_kwargs: dict[str, Any] = {"is_default": {"validators": []}}
 
 
 class ModelFilters(Filters):
@@ -50,7 +49,7 @@ class ModelFilters(Filters):
 
 
 class UnloadInput(StrictInput):
-    now = Flag(default=False, help_text="end running requests with model_unloaded")
+    now = Flag(default=False, help_text="Fail running requests with `model_unloaded`.")
 
 
 class PinInput(StrictInput):
@@ -58,13 +57,13 @@ class PinInput(StrictInput):
 
 
 class DefaultProfileInput(StrictInput):
-    profile = Text(max_length=200, allow_blank=True, help_text="name or name@version; empty for none")
+    profile = Text(max_length=200, allow_blank=True, help_text="name or name@version. Empty: no profile.")
 
 
 @described(tags=["Models"])
 class Models(Resource):
     queryset = LanguageModel.objects.none()
-    serializer_class = ModelShown
+    serializer_class = ModelOut
     filters = ModelFilters
     ordering = ("name",)
     permissions = {
@@ -85,16 +84,17 @@ class Models(Resource):
 
     @described(parameters=[ModelFilters])
     def list(self, request: Request) -> Response:
+        """List models by name."""
         return super().list(request)
 
-    @described(request=ModelInput, responses={201: ModelShown})
+    @described(request=ModelInput, responses={201: ModelOut})
     def create(self, request: Request) -> Response:
         """Register a model. A model from the Hub is downloaded when it is first loaded."""
         return self.answer(services.register_model(**self.read(ModelInput), user=self.user), status=201)
 
     @described(request=ModelInput)
     def partial_update(self, request: Request, pk: str) -> Response:
-        """Change a model. Changes that concern loading take effect when the model is loaded next."""
+        """Change a model. Changes that affect loading take effect when the model is next loaded."""
         model = self.get_object()
         for name, value in self.read(ModelInput, instance=model, partial=True).items():
             setattr(model, name, value)
@@ -102,19 +102,19 @@ class Models(Resource):
 
     @described(responses={204: None})
     def destroy(self, request: Request, pk: str) -> Response:
-        """Delete a model. Refused while SAEs, vectors or profiles use it."""
+        """Delete a model. Fails while SAEs, vectors or profiles use it."""
         services.remove_models(models=[self.get_object()])
         return Response(status=204)
 
-    @described(request=None, responses={202: ModelShown})
+    @described(request=None, responses={202: ModelOut})
     @action(detail=True, methods=["post"])
     def load(self, request: Request, pk: str) -> Response:
-        """Start to load a model. ``state`` shows when it is loaded, ``error`` why it failed."""
+        """Start to load a model. ``state`` tells when it is loaded, ``error`` why loading failed."""
         model = self.get_object()
         services.load_model(model=model)
         return self.answer(model, status=202)
 
-    @described(request=UnloadInput, responses={202: ModelShown})
+    @described(request=UnloadInput, responses={202: ModelOut})
     @action(detail=True, methods=["post"])
     def unload(self, request: Request, pk: str) -> Response:
         """Start to unload a model. Running requests finish first, or fail with ``model_unloaded`` if ``now`` is set.
@@ -134,12 +134,12 @@ class Models(Resource):
     @described(request=DefaultProfileInput)
     @action(detail=True, methods=["post"])
     def default_profile(self, request: Request, pk: str) -> Response:
-        """Set the profile of requests that name none."""
+        """Set the profile of requests that do not name one."""
         reference = self.read(DefaultProfileInput)["profile"]
         return self.answer(set_default_profile(model=self.get_object(), reference=reference, user=self.user))
 
     @described(responses={200: {"type": "object", "properties": {"text": {"type": "string"}}}})
     @action(detail=True, methods=["get"])
     def memory(self, request: Request, pk: str) -> Response:
-        """Return a sentence about the memory that the model needs and that is available."""
+        """Describe the memory that the model needs and the memory that is available."""
         return Response({"text": services.describe_memory(model=self.get_object())})

@@ -1,4 +1,4 @@
-"""The request log: who asked what of which model, and how it went. Texts only for those who may read them."""
+"""The request log. Only users with the permission get texts of requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from management_api.serializers import Choice, Shown, described
+from management_api.serializers import Choice, ReadSerializer, described
 from management_api.viewset import Filters, Resource
 from openai_api.models import LogAccess, RequestLog
 from openai_api.request_log.access import may_see_text, record_access
@@ -20,7 +20,7 @@ SEE_TEXT = "openai_api.view_prompt_text"
 TEXTS = ("prompt", "completion")
 
 
-class LogShown(Shown):
+class LogOut(ReadSerializer):
     class Meta:
         model = RequestLog
         fields: tuple[str, ...] = (
@@ -32,19 +32,18 @@ class LogShown(Shown):
         )
 
 
-class LogText(LogShown):
-    """Parameters hold texts too, such as tools and stop strings."""
-
-    class Meta(LogShown.Meta):
-        fields: tuple[str, ...] = (*LogShown.Meta.fields, "error_message", "parameters", *TEXTS)
+class LogText(LogOut):
+    # Parameters contain texts too, such as tools and stop strings.
+    class Meta(LogOut.Meta):
+        fields: tuple[str, ...] = (*LogOut.Meta.fields, "error_message", "parameters", *TEXTS)
 
 
 class LogFilters(Filters):
     model = serializers.CharField(max_length=200, required=False)
-    profile = serializers.CharField(max_length=200, required=False, help_text="name, or name@version")
+    profile = serializers.CharField(max_length=200, required=False, help_text="name or name@version")
     api_key = serializers.IntegerField(min_value=0, max_value=2**62, required=False)
     user = serializers.CharField(max_length=200, required=False)
-    source = Choice(choices=RequestLog.Source.choices, required=False)  # type: ignore[assignment]  # as DRF has it
+    source = Choice(choices=RequestLog.Source.choices, required=False)  # type: ignore[assignment]  # the stubs have a field's attribute `source`
     status = serializers.IntegerField(min_value=0, max_value=999, required=False)
     error_code = serializers.CharField(max_length=100, required=False)
     since = serializers.DateTimeField(required=False)
@@ -55,7 +54,7 @@ class LogFilters(Filters):
 @described(tags=["Log"])
 class Logs(Resource):
     queryset = RequestLog.objects.none()
-    serializer_class = LogShown
+    serializer_class = LogOut
     filters = LogFilters
     ordering = ("-created_at", "-id")
     lookup_value_regex = "[^/]+"
@@ -65,7 +64,7 @@ class Logs(Resource):
         rows = RequestLog.objects.all()
         return rows if self.action == "retrieve" and user.has_perm(SEE_TEXT) else rows.defer(*TEXTS, "parameters")
 
-    def narrowed(self, rows: QuerySet[Any], query: Any) -> QuerySet[Any]:
+    def filter_rows(self, rows: QuerySet[Any], query: Any) -> QuerySet[Any]:
         ranges = {"since": "created_at__gte", "until": "created_at__lt", "min_total_ms": "total_ms__gte"}
         conditions = {ranges.get(name, name): value for name, value in query.items() if name != "profile"}
         rows = rows.filter(**conditions)
@@ -75,15 +74,15 @@ class Logs(Resource):
 
     @described(parameters=[LogFilters])
     def list(self, request: Request) -> Response:
-        """Never with texts."""
+        """List requests, newest first, without texts."""
         return super().list(request)
 
     @described(responses=LogText)
     def retrieve(self, request: Request, pk: str) -> Response:
-        """With texts and parameters for those who may read prompts; for others without these fields."""
+        """Return a request. Texts and parameters are only included for users who may view request texts."""
         row = self.get_object()
         if not may_see_text(self.user):
-            return Response(LogShown(row).data)
+            return Response(LogOut(row).data)
         if row.prompt or row.completion:
             record_access(act=LogAccess.Act.READ, user=self.user, request_id=row.pk)
         return Response(LogText(row).data)

@@ -1,4 +1,4 @@
-"""Policies: versions that steer all traffic of their model."""
+"""Policies: profile versions that are applied to every request of their model."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from management_api.serializers import Flag, Integer, Row, Shown, StrictInput, Text, described
+from management_api.serializers import Flag, Integer, ReadSerializer, StrictInput, Text, VisibleRowField, described
 from management_api.viewset import Resource
 from steering.models import SteeringPolicy
 from steering.profiles import lifecycle
 from steering.visibility import visible_policies, visible_versions
 
 
-class PolicyShown(Shown):
+class PolicyOut(ReadSerializer):
     name = serializers.CharField(source="version.__str__")
     model = serializers.IntegerField(source="version.profile.model_id")
     created_by = serializers.CharField(source="created_by.username", default=None, allow_null=True)
@@ -42,13 +42,13 @@ class PolicyChange(StrictInput):
 
 
 class PolicyInput(PolicyChange):
-    version = Row(find=lambda user: visible_versions(user).select_related("profile__model"))
+    version = VisibleRowField(find=lambda user: visible_versions(user).select_related("profile__model"))
 
 
 @described(tags=["Policies"])
 class Policies(Resource):
     queryset = SteeringPolicy.objects.none()
-    serializer_class = PolicyShown
+    serializer_class = PolicyOut
     ordering = ("position", "pk")
     permissions = {
         "list": "steering.view_steeringpolicy",
@@ -61,15 +61,16 @@ class Policies(Resource):
     def rows(self, user: User) -> QuerySet[SteeringPolicy]:
         return visible_policies(user).select_related("version__profile__model", "created_by")
 
-    @described(request=PolicyInput, responses={201: PolicyShown})
+    @described(request=PolicyInput, responses={201: PolicyOut})
     def create(self, request: Request) -> Response:
+        """Create a policy."""
         policy = SteeringPolicy(**self.read(PolicyInput))
         policy.full_clean(exclude=["created_by"])
         return self._saved(policy, status=201)
 
     @described(request=PolicyChange)
     def partial_update(self, request: Request, pk: str) -> Response:
-        """Another version needs another policy."""
+        """Change a policy. To apply another version, create another policy."""
         policy = self.get_object()
         for name, value in self.read(PolicyChange, partial=True).items():
             setattr(policy, name, value)
@@ -77,6 +78,7 @@ class Policies(Resource):
 
     @described(responses={204: None})
     def destroy(self, request: Request, pk: str) -> Response:
+        """Delete a policy."""
         lifecycle.remove_policy(policy=self.get_object(), user=self.user)
         return Response(status=204)
 

@@ -1,4 +1,4 @@
-"""SAEs: added by a job, measured by a job, loaded and unloaded."""
+"""SAEs: register, rename, measure, load, unload and delete. Jobs register and measure them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,17 @@ from rest_framework.response import Response
 
 from inference.files.sources import check_within_roots
 from inference.models import LanguageModel
-from management_api.resources.job import JobShown, job_started
-from management_api.serializers import Choice, Flag, Integer, Row, Shown, StrictInput, Text, described
+from management_api.resources.job import JobOut, job_started
+from management_api.serializers import (
+    Choice,
+    Flag,
+    Integer,
+    ReadSerializer,
+    StrictInput,
+    Text,
+    VisibleRowField,
+    described,
+)
 from management_api.viewset import Filters, Resource
 from steering import services
 from steering.corpora.corpus import DEFAULT_NAME, DEFAULT_TOKENS, MAX_TOKENS
@@ -28,9 +37,9 @@ CHANGE = "steering.change_sae"
 MAX_LAYER = 10_000
 
 
-class SAEShown(Shown):
-    health = serializers.SerializerMethodField(help_text="What the figures mean, in sentences.")
-    is_loaded = serializers.SerializerMethodField()
+class SAEOut(ReadSerializer):
+    health = serializers.SerializerMethodField(help_text="Assessment of the measured figures, in sentences.")
+    is_loaded = serializers.SerializerMethodField(help_text="Whether this process has loaded the weights.")
 
     class Meta:
         model = SAE
@@ -45,7 +54,6 @@ class SAEShown(Shown):
         return [verdict.text for verdict in judge(sae)]
 
     def get_is_loaded(self, sae: SAE) -> bool:
-        """Return whether this process has loaded the weights."""
         return get_compiler().loaded_bytes(sae.checksum) is not None
 
 
@@ -56,13 +64,13 @@ class SAEFilters(Filters):
 
 class SAEInput(StrictInput):
     name = Text(max_length=200)
-    model = Row(find=lambda user: LanguageModel.objects.all())
-    source = Text(max_length=500)  # type: ignore[assignment]  # the stubs see the field's own attribute
+    model = VisibleRowField(find=lambda user: LanguageModel.objects.all())
+    source = Text(max_length=500)  # type: ignore[assignment]  # the stubs have a field's attribute `source`
     revision = Text(max_length=100, default="", allow_blank=True)
     subfolder = Text(max_length=300, default="", allow_blank=True)
     layer = Integer(min_value=0, max_value=MAX_LAYER, default=None, allow_null=True)
     site = Choice(choices=SAE.Site.choices, default="", allow_blank=True)
-    measures = Flag(default=True, help_text="On the default corpus, by a job that follows.")
+    measures = Flag(default=True, help_text="Start a job that measures the SAE on the default corpus.")
 
 
 class SAEChange(StrictInput):
@@ -78,7 +86,7 @@ class MeasureInput(StrictInput):
 @described(tags=["SAEs"])
 class SAEs(Resource):
     queryset = SAE.objects.none()
-    serializer_class = SAEShown
+    serializer_class = SAEOut
     filters = SAEFilters
     ordering = ("name",)
     permissions = {
@@ -97,15 +105,16 @@ class SAEs(Resource):
 
     @described(parameters=[SAEFilters])
     def list(self, request: Request) -> Response:
+        """List SAEs by name."""
         return super().list(request)
 
-    @described(request=SAEInput, responses={202: JobShown})
+    @described(request=SAEInput, responses={202: JobOut})
     def create(self, request: Request) -> Response:
-        """Register an SAE. Its configuration is compared with the model's at once; a job downloads and reads the
+        """Register an SAE. Its configuration is checked against the model at once; a job downloads and reads its
         weights."""
         data = self.read(SAEInput)
         if SAE.objects.filter(name=data["name"]).exists():
-            raise serializers.ValidationError({"name": f"There is an SAE {data['name']} already."})
+            raise serializers.ValidationError({"name": f"The SAE `{data['name']}` already exists."})
         check_within_roots(data["source"])
         location = SAELocation(data["source"], data["revision"], data["subfolder"])
         inspect_sae(location, data["model"], layer=data["layer"], site=data["site"] or None)
@@ -114,7 +123,7 @@ class SAEs(Resource):
 
     @described(request=SAEChange)
     def partial_update(self, request: Request, pk: str) -> Response:
-        """Rename an SAE. All other fields come from its files or were measured."""
+        """Rename an SAE. Its other fields come from its files or from measurements."""
         sae = self.get_object()
         sae.name = self.read(SAEChange, instance=sae)["name"]
         sae.full_clean()
@@ -122,14 +131,14 @@ class SAEs(Resource):
 
     @described(responses={204: None})
     def destroy(self, request: Request, pk: str) -> Response:
-        """Refused while a version, a draft or a watch rule needs it."""
+        """Delete an SAE. Fails while a version, a draft or a watch rule uses it."""
         services.delete_sae(sae=self.get_object())
         return Response(status=204)
 
-    @described(request=MeasureInput, responses={202: JobShown})
+    @described(request=MeasureInput, responses={202: JobOut})
     @action(detail=True, methods=["post"])
     def measure(self, request: Request, pk: str) -> Response:
-        """Reads texts of a corpus through the model; ``health`` tells what came out."""
+        """Start a job that measures the SAE on a corpus. Afterwards, ``health`` describes the result."""
         sae, data = self.get_object(), self.read(MeasureInput)
         open_corpus(data["corpus"])
         return job_started(request_measurement(sae=sae, owner=self.user, **data))
@@ -137,6 +146,7 @@ class SAEs(Resource):
     @described(request=None)
     @action(detail=True, methods=["post"])
     def load(self, request: Request, pk: str) -> Response:
+        """Load the weights of an SAE."""
         sae = self.get_object()
         get_compiler().sae(source_of(sae))
         return self.answer(sae)
@@ -144,6 +154,7 @@ class SAEs(Resource):
     @described(request=None)
     @action(detail=True, methods=["post"])
     def unload(self, request: Request, pk: str) -> Response:
+        """Unload the weights of an SAE."""
         sae = self.get_object()
         get_compiler().unload_sae(sae.checksum)
         return self.answer(sae)

@@ -1,4 +1,4 @@
-"""The server now, and who one is on it."""
+"""The state of the server, and the current user."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Stats(Resource):
     permissions = {"show": "inference.view_languagemodel"}
 
     def show(self, request: Request) -> Response:
-        """Return the engine of this process, and models and jobs by state. Jobs are those that the user may see."""
+        """Return the state of the engine of this process, and the numbers of models and visible jobs by state."""
         jobs = Job.objects.all() if self.user.has_perm(SEE_ALL_JOBS) else Job.objects.filter(owner=self.user)
         models = LanguageModel.objects.all()
         return Response({"engine": _engine(), "models": _by_state(models), "jobs": _by_state(jobs)})
@@ -34,7 +34,7 @@ class Me(Resource):
     permissions = {"show": None}
 
     def show(self, request: Request) -> Response:
-        """Whose rights a request has, and which these are."""
+        """Return the user and key of the request, with the user's groups and permissions."""
         groups = sorted(self.user.groups.values_list("name", flat=True))
         permissions = sorted(self.user.get_all_permissions())
         key = getattr(request.auth, "name", None)

@@ -1,4 +1,4 @@
-"""Sets of plain vectors."""
+"""Steering vector sets: list, share and delete."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from management_api.authentication import SharingInput, groups_named
-from management_api.serializers import Shown, described
+from management_api.serializers import ReadSerializer, described
 from management_api.viewset import Filters, Resource
 from steering.models import PlainVector, VectorSet
 from steering.sharing import share_with_groups
@@ -22,16 +22,16 @@ from steering.visibility import SEE_ALL_VECTORS, visible_vector_sets
 VIEW = "steering.view_vectorset"
 
 
-class VectorShown(Shown):
+class VectorOut(ReadSerializer):
     class Meta:
         model = PlainVector
         fields: tuple[str, ...] = ("layer", "site", "norm", "reference_norm")
 
 
-class VectorSetShown(Shown):
+class VectorSetOut(ReadSerializer):
     created_by = serializers.CharField(source="created_by.username", default=None, allow_null=True)
     shared_with: Any = serializers.SlugRelatedField(slug_field="name", many=True, read_only=True)
-    vectors = VectorShown(many=True)
+    vectors = VectorOut(many=True)
 
     class Meta:
         model = VectorSet
@@ -49,7 +49,7 @@ class VectorFilters(Filters):
 @described(tags=["Vectors"])
 class VectorSets(Resource):
     queryset = VectorSet.objects.none()
-    serializer_class = VectorSetShown
+    serializer_class = VectorSetOut
     filters = VectorFilters
     ordering = ("name",)
     permissions = {
@@ -64,18 +64,19 @@ class VectorSets(Resource):
 
     @described(parameters=[VectorFilters])
     def list(self, request: Request) -> Response:
+        """List steering vector sets by name."""
         return super().list(request)
 
     @described(responses={204: None})
     def destroy(self, request: Request, pk: str) -> Response:
-        """Refused while a version or a draft needs one of them."""
+        """Delete a steering vector set. Fails while a version or a draft uses one of its vectors."""
         delete_vectors(vector_set=self.get_object(), user=self.user)
         return Response(status=204)
 
     @described(request=SharingInput)
     @action(detail=True, methods=["post"])
     def share(self, request: Request, pk: str) -> Response:
-        """With these groups and no others. Its owner's, or of those who see everybody's."""
+        """Replace the groups with access to the set. Only for its creator and users who may see all vectors."""
         vectors, names = self.get_object(), self.read(SharingInput)["groups"]
         groups = groups_named(self.user, vectors.created_by, names, see_all=SEE_ALL_VECTORS)
         share_with_groups(subject=vectors, groups=groups, user=self.user)

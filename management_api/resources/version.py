@@ -1,4 +1,4 @@
-"""Published versions: looked at, and evaluated by jobs."""
+"""Published versions: retrieve, and start jobs that evaluate them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from management_api.resources.job import JobShown, job_started
-from management_api.serializers import Integer, Number, Row, Shown, StrictInput, Text, described
+from management_api.resources.job import JobOut, job_started
+from management_api.serializers import Integer, Number, ReadSerializer, StrictInput, Text, VisibleRowField, described
 from management_api.viewset import Filters, Resource
 from steering.evaluation.params import (
     FACTORS,
@@ -37,7 +37,7 @@ EVALUATE = "steering.change_steeringprofile"
 DEFAULTS = Texts()
 
 
-class VersionShown(Shown):
+class VersionOut(ReadSerializer):
     name = serializers.CharField(source="__str__", help_text="name@number")
     published_by = serializers.CharField(source="published_by.username", default=None, allow_null=True)
 
@@ -74,18 +74,18 @@ class SweepInput(TextsInput):
 
 
 class CalibrationInput(TextsInput):
-    target = Number(default=TARGETS["medium"], help_text="KL to the unsteered model, nats per token.")
+    target = Number(default=TARGETS["medium"], help_text="KL divergence from the unsteered model, in nats per token.")
     push_cap = Number(default=STRONG_PUSH)
 
 
 class ComparisonInput(TextsInput):
-    other = Row(find=visible_versions, default=None, allow_null=True)
+    other = VisibleRowField(find=visible_versions, default=None, allow_null=True)
 
 
 @described(tags=["Profiles"])
 class Versions(Resource):
     queryset = ProfileVersion.objects.none()
-    serializer_class = VersionShown
+    serializer_class = VersionOut
     filters = VersionFilters
     permissions = {
         **dict.fromkeys(("list", "retrieve"), VIEW),
@@ -97,26 +97,27 @@ class Versions(Resource):
 
     @described(parameters=[VersionFilters])
     def list(self, request: Request) -> Response:
+        """List published versions, newest first."""
         return super().list(request)
 
-    @described(request=SweepInput, responses={202: JobShown})
+    @described(request=SweepInput, responses={202: JobOut})
     @action(detail=True, methods=["post"])
     def sweep(self, request: Request, pk: str) -> Response:
-        """Measures multiples of its strength."""
+        """Start a job that measures the effect of the version at multiples of its strength."""
         version, data = self.get_object(), self.read(SweepInput)
         return self._start(SweepParams(version.pk, _texts(data), tuple(data["strengths"]), tuple(data["words"])))
 
-    @described(request=CalibrationInput, responses={202: JobShown})
+    @described(request=CalibrationInput, responses={202: JobOut})
     @action(detail=True, methods=["post"])
     def calibrate(self, request: Request, pk: str) -> Response:
-        """Looks for the strength that comes to ``target``."""
+        """Start a job that searches for the strength with the effect ``target``."""
         version, data = self.get_object(), self.read(CalibrationInput)
         return self._start(CalibrationParams(version.pk, _texts(data), data["target"], data["push_cap"]))
 
-    @described(request=ComparisonInput, responses={202: JobShown})
+    @described(request=ComparisonInput, responses={202: JobOut})
     @action(detail=True, methods=["post"])
     def compare(self, request: Request, pk: str) -> Response:
-        """Answers of two versions to the same prompts; without ``other``, of one and of the unsteered model."""
+        """Start a job that compares the answers of the version and of ``other`` (default: the unsteered model)."""
         version, data = self.get_object(), self.read(ComparisonInput)
         other = data["other"]
         return self._start(ComparisonParams(version.pk, None if other is None else other.pk, _texts(data)))
@@ -126,7 +127,7 @@ class Versions(Resource):
 
 
 def differences(before: ProfileVersion, after: ProfileVersion | None) -> list[dict[str, str]]:
-    """Describe each change in words. ``after`` None is the draft."""
+    """Describe the changes from ``before`` to ``after``, or to the draft if ``after`` is None."""
     later = draft_edits(before.profile) if after is None else parse_edits(after.edits)
     return [{"kind": change.kind, "text": change.text} for change in changes(parse_edits(before.edits), later)]
 

@@ -16,7 +16,7 @@ SYSTEM_USER = "pgserver"
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """``is_other``: the server runs as another user than this process, which is root then."""
+    """``is_other``: the server runs as a different user than this process, which is then root."""
 
     uid: int
     gid: int
@@ -34,7 +34,7 @@ class Account:
         return cls(entry.pw_uid, entry.pw_gid, is_other=True)
 
     def own(self, folder: Path, *, only_if_ours: bool = False) -> None:
-        """Give ``folder`` to this account. With ``only_if_ours``, only if it is a directory of root's."""
+        """Make this account the owner of ``folder``. With ``only_if_ours``, only if it is a directory owned by root."""
         status = folder.lstat()
         is_ours = status.st_uid == os.geteuid() and stat.S_ISDIR(status.st_mode)
         if self.is_other and (is_ours or not only_if_ours):
@@ -74,7 +74,7 @@ def _system_user() -> pwd.struct_passwd:
     except (OSError, subprocess.CalledProcessError) as error:
         reason = getattr(error, "stderr", "") or error
         raise EmbeddedPostgresError(
-            f"PostgreSQL does not run as root, and the user {SYSTEM_USER} could not be made ({str(reason).strip()}). "
-            "Run as an ordinary user, or set MILLM_DATABASE_URL to a PostgreSQL server."
+            f"PostgreSQL does not run as root, and the user {SYSTEM_USER} could not be created "
+            f"({str(reason).strip()}). Run as an ordinary user, or set MILLM_DATABASE_URL to a PostgreSQL server."
         ) from error
     return pwd.getpwnam(SYSTEM_USER)

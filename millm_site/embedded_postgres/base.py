@@ -13,7 +13,7 @@ _restart = threading.Lock()
 
 
 class DatabaseWrapper(base.DatabaseWrapper):
-    """Starts the server at the process' first connection, and again when it has gone away."""
+    """Starts the server at the process's first connection, and restarts it if it is no longer running."""
 
     def get_connection_params(self) -> dict[str, Any]:
         server = embedded_postgres()
@@ -23,11 +23,11 @@ class DatabaseWrapper(base.DatabaseWrapper):
 
     def get_new_connection(self, conn_params: dict[str, Any]) -> Any:
         if not embedded_postgres().is_up():
-            self._start_again()
+            self._restart()
         return super().get_new_connection(conn_params)
 
-    def _start_again(self) -> None:
+    def _restart(self) -> None:
         with _restart:
             if not embedded_postgres().is_up():
-                self.close_pool()  # its connections are dead, and it would wait before it tries new ones
+                self.close_pool()  # its connections are dead, and it would back off before opening new ones
                 embedded_postgres().ensure_running()

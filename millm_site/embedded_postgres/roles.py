@@ -10,7 +10,7 @@ OWNER = "postgres"  # the superuser of initdb: extensions need one
 APPLICATION = "millm"
 DATABASE = "postgres"
 
-# Idempotent. The default privileges are for tables that migrations make later. TRUNCATE is not among them.
+# Idempotent. The default privileges are for tables that later migrations create. TRUNCATE is not granted.
 _STATEMENTS = f"""
 DO $$
 BEGIN
@@ -29,9 +29,10 @@ ALTER DEFAULT PRIVILEGES FOR ROLE {OWNER} IN SCHEMA public GRANT USAGE, SELECT, 
 
 
 def prepare_roles(socket_dir: Path) -> None:
-    """Make the application's role, or give it what a newer version needs. Data of older versions had the owner only.
+    """Create the application's role, or grant it the privileges that a newer version needs.
 
-    Nothing is done again where the role may use all tables already: several processes start at once.
+    Databases of older versions have only the owner. Does nothing if the role can already use all tables, because
+    several processes may start at once.
     """
     with psycopg.connect(host=str(socket_dir), user=OWNER, dbname=DATABASE, connect_timeout=30) as connection:
         if connection.execute(_IS_READY).fetchone() != (True,):
@@ -46,4 +47,4 @@ _IS_READY = f"""
         AND NOT COALESCE(has_table_privilege(
             (SELECT oid FROM pg_roles WHERE rolname = '{APPLICATION}'), oid, 'SELECT'), false)
     )
-"""  # noqa: S608 - names of ours
+"""  # noqa: S608 - constants

@@ -1,4 +1,4 @@
-"""Django's ASGI handler with the traps of request bodies closed, and the two protocols that Django refuses."""
+"""Django's ASGI handler with safe handling of request bodies, and the lifespan and WebSocket protocols."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 class BodyTooLargeError(Exception):
-    """The body has more bytes than its route takes."""
+    """The body is larger than its route allows."""
 
 
 class DiskFullError(Exception):
-    """There is no room for the body."""
+    """There is not enough disk space for the body."""
 
 
 class ReceivedBody:
-    """``receive`` of a request whose complete ``body`` is at hand."""
+    """``receive`` of a request whose ``body`` has been received completely."""
 
     def __init__(self, receive: Receive, body: IO[bytes]) -> None:
         self._receive = receive
@@ -75,7 +75,7 @@ class BodyHandler(ASGIHandler):
         if isinstance(receive, ReceivedBody):
             await receive()  # its empty message
             return receive.body
-        return await spooled(receive)
+        return await spool(receive)
 
     def create_request(
         self, scope: Message, body_file: IO[bytes]
@@ -84,22 +84,22 @@ class BodyHandler(ASGIHandler):
 
 
 class ApiHandler(BodyHandler):
-    """Serve the paths of ``ASYNC_PATHS`` on the event loop alone: no thread per request, however long it lasts.
+    """Serves the paths of ``ASYNC_PATHS`` entirely on the event loop: no request holds a thread, however long it lasts.
 
-    Django's own handler sends its signals, runs synchronous middleware hooks and closes the response in a thread that
-    belongs to the request until it ends, so that each open stream holds one. These paths need no session, no CSRF token
-    and no ORM call on the way; what they ask of the database runs on threads of its own (``openai_api.database``).
+    Django's handler sends its signals, runs synchronous middleware hooks and closes the response in a thread that it
+    keeps for the request until it ends, so each open stream would hold one. These paths need no session, no CSRF token
+    and no ORM call in a middleware; their database queries run on separate threads (``openai_api.database``).
     """
 
     def load_middleware(self, is_async: bool = True) -> None:  # noqa: FBT001, FBT002 - Django's signature
-        """Build the chain from settings.MIDDLEWARE, without what only pages need."""
+        """Build the chain from settings.MIDDLEWARE, without the middleware that only pages need."""
         self._view_middleware: list[Any] = []
         self._template_response_middleware: list[Any] = []
         self._exception_middleware: list[Any] = []
         respond: Callable[[HttpRequest], Awaitable[HttpResponseBase]] = getattr(self, "_get_response_async")  # noqa: B009
         handler = convert_exception_to_response(respond)
         for path in reversed([path for path in settings.MIDDLEWARE if path not in PAGE_MIDDLEWARE]):
-            middleware = unthreaded(import_string(path))(handler)
+            middleware = without_threads(import_string(path))(handler)
             if hasattr(middleware, "process_exception"):
                 self._exception_middleware.append(middleware.process_exception)
             handler = convert_exception_to_response(middleware)
@@ -114,20 +114,20 @@ class ApiHandler(BodyHandler):
             set_script_prefix(get_script_prefix(scope))
             request, refused = self.create_request(scope, body)
             if request is not None:
-                await self._answer_unless_gone(request, receive, send)
+                await self._answer_unless_disconnected(request, receive, send)
             elif refused is not None:
                 await self.send_response(refused, send)
 
-    async def _answer_unless_gone(self, request: ASGIRequest, receive: Receive, send: Send) -> None:
-        """Cancel the answer when the client leaves, and wait until it has ended."""
+    async def _answer_unless_disconnected(self, request: ASGIRequest, receive: Receive, send: Send) -> None:
+        """Answer the request. If the client disconnects, cancel the answer and wait until it has ended."""
         answer = asyncio.create_task(self._answer(request, send))
-        gone = asyncio.create_task(self.listen_for_disconnect(receive))
+        disconnect = asyncio.create_task(self.listen_for_disconnect(receive))
         try:
-            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({answer, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            answer.cancel()  # no effect on one that is complete
-            gone.cancel()
-            outcome, _ = await asyncio.gather(answer, gone, return_exceptions=True)
+            answer.cancel()  # a no-op if it is complete
+            disconnect.cancel()
+            outcome, _ = await asyncio.gather(answer, disconnect, return_exceptions=True)
         if isinstance(outcome, Exception):
             raise outcome
 
@@ -139,22 +139,22 @@ class ApiHandler(BodyHandler):
             response.close()
 
 
-def unthreaded(middleware: type[Any]) -> type[Any]:
-    """Return the middleware with hooks that run on the event loop: Django would call each of them in a thread.
+def without_threads(middleware: type[Any]) -> type[Any]:
+    """Return the middleware with hooks that run on the event loop; Django would call each of them in a thread.
 
-    For hooks that only look at headers, as those of Django's security, common and clickjacking middleware.
+    Only for hooks that just read and set headers, like those of Django's security, common and clickjacking middleware.
     """
     if not issubclass(middleware, MiddlewareMixin):
         return middleware
 
-    class Unthreaded(middleware):  # type: ignore[misc]
+    class WithoutThreads(middleware):  # type: ignore[misc]
         async def __acall__(self, request: ASGIRequest) -> HttpResponseBase:
             before, after = getattr(self, "process_request", None), getattr(self, "process_response", None)
             response = (before(request) if before else None) or await self.get_response(request)
             answer: HttpResponseBase = after(request, response) if after else response
             return answer
 
-    return Unthreaded
+    return WithoutThreads
 
 
 class SiteHandler(BodyHandler):
@@ -176,7 +176,7 @@ class SiteHandler(BodyHandler):
             await self._serve(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Our own server refuses what is too large earlier; this is for the other servers."""
+        """Answer an HTTP request. The size checks are for other ASGI servers: ours refuses large bodies earlier."""
         limit = body_limit(scope["path"])
         body = scope.get(SCOPE_KEY)
         try:
@@ -195,15 +195,15 @@ class SiteHandler(BodyHandler):
 
 
 def file_refusal(scope: Scope) -> MillmError | None:
-    """Return the error if the request sends a file that is not accepted. Our own server has checked that already."""
+    """Return the error if the request sends a file that is not accepted; for ASGI servers that do not check it."""
     if not accepts_files(scope["path"]) or scope["method"] != "POST":
         return None
     peer = scope.get("client")
     return upload_refusal(scope["headers"], peer[0] if peer else "")
 
 
-async def spooled(receive: Receive) -> IO[bytes]:
-    """Receive the body into a temporary file. Raises RequestAborted and DiskFullError."""
+async def spool(receive: Receive) -> IO[bytes]:
+    """Receive the body into a temporary file. Raise RequestAborted or DiskFullError if that fails."""
     body, size = new_spool(), 0
     try:
         while True:
@@ -233,7 +233,7 @@ def declared_length(scope: Scope) -> int:
 
 
 def with_length(scope: Scope, body_file: IO[bytes]) -> Scope:
-    """Add the Content-Length to a chunked request: without it, Django's and DRF's parsers treat the body as empty."""
+    """Add the Content-Length to a chunked request. Without it, Django's and DRF's parsers treat the body as empty."""
     if any(name == b"content-length" for name, _ in scope["headers"]):
         return scope
     size = body_file.seek(0, os.SEEK_END)
@@ -244,7 +244,7 @@ def with_length(scope: Scope, body_file: IO[bytes]) -> Scope:
 
 
 def limited(receive: Receive, limit: int) -> Receive:
-    """``receive``, raising BodyTooLargeError as soon as more than ``limit`` bytes have come."""
+    """Wrap ``receive`` to raise BodyTooLargeError as soon as more than ``limit`` bytes have been received."""
     received = 0
 
     async def counted() -> Message:

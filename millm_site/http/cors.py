@@ -1,4 +1,4 @@
-"""Which pages of other sites may call the API from a browser, and what they may send and read."""
+"""CORS: the origins whose pages may call the API from a browser, and the headers that they may send and read."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ RESPONSE_HEADERS = (
 
 
 def is_origin(value: str) -> bool:
-    """Scheme, host and port alone; or ``*`` for all."""
+    """Return whether ``value`` is ``*`` or consists of a scheme, a host and an optional port only."""
     return value == "*" or ORIGIN.fullmatch(value) is not None
 
 

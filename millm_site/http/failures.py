@@ -1,4 +1,4 @@
-"""Answers to what no view answered: the contract's JSON under /v1, a short page elsewhere."""
+"""Responses to requests that no view answered: OpenAI's error JSON for API paths, a short page elsewhere."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ SAFE_METHODS = ["GET", "HEAD"]
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
     error = unknown_url(request.method or "", request.path)
-    return _answer(request, error, "There is no such page. The console is at /admin/, the API's description at /docs.")
+    return _answer(request, error, "Page not found. The console is at /admin/, the API reference at /docs.")
 
 
 def not_allowed(request: HttpRequest, exception: Exception) -> HttpResponse:
-    text = "Your account has no permission to do this. Ask an administrator of this server for access."
+    text = "Your account does not have permission to do this. Ask an administrator of this server for access."
     return _answer(request, forbidden(text, code="permission_denied"), text)
 
 
 def failed(request: HttpRequest) -> HttpResponse:
-    """Handle an exception that nothing else has handled."""
+    """Return the response for an exception that nothing else has handled."""
     if is_database_unavailable(sys.exc_info()[1]):
         return database_unavailable(request)
     request_id = getattr(request, "request_id", None) or new_id("req_")
     request.request_id = request_id  # type: ignore[attr-defined]  # log.py shows it beside the cause
-    return _answer(request, server_error(request_id), f"The server failed. Its log has the cause under {request_id}.")
+    return _answer(request, server_error(request_id), f"Internal server error. See the server's log for {request_id}.")
 
 
 def database_unavailable(request: HttpRequest) -> HttpResponse:
@@ -54,16 +54,16 @@ def database_unavailable(request: HttpRequest) -> HttpResponse:
 
 
 def is_database_unavailable(exception: BaseException | None) -> bool:
-    """Return whether the database was down, too busy or out of connections (and not given an invalid query)."""
+    """Return whether the database was down, too busy or out of connections; False for an invalid query."""
     return isinstance(exception, OperationalError | InterfaceError)
 
 
 def read_only(
     view: Callable[[HttpRequest], Coroutine[Any, Any, HttpResponse]],
 ) -> Callable[[HttpRequest], Coroutine[Any, Any, HttpResponse]]:
-    """Answer GET and HEAD with ``view`` and other methods with the contract's 405, for what programs fetch.
+    """Wrap ``view`` to answer GET and HEAD, and to return 405 with OpenAI's error JSON for other methods.
 
-    Exempt from CSRF checks: a program that uses a wrong method gets its answer, not a page about cookies.
+    Exempt from CSRF checks, so that a program that uses a wrong method gets 405 and not a page about cookies.
     """
 
     @csrf_exempt

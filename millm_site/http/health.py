@@ -1,4 +1,4 @@
-"""Probes: is the process alive, and can it serve?"""
+"""Liveness and readiness probes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from millm_site.serving import is_draining
 
 READY_TIMEOUT_S = 3.0
 
-# Returns what is wrong, "" when nothing is.
+# Returns a description of the problem, or "" if there is none.
 Probe = Callable[[], Awaitable[str]]
 
 
@@ -30,20 +30,20 @@ async def live(request: HttpRequest) -> HttpResponse:
 @read_only
 @never_cache
 async def ready(request: HttpRequest) -> HttpResponse:
-    """200 when a request could be served now, else 503 with what is wrong; answers within a few seconds."""
+    """Return 200 if a request could be served now, otherwise 503 with the problems. Takes at most a few seconds."""
     report = await examine({"server": probe_server, "engine": probe_engine, "database": probe_database})
     return JsonResponse(report | {"load": engine_load()}, status=200 if report["status"] == "ready" else 503)
 
 
 async def examine(probes: dict[str, Probe], timeout_s: float = READY_TIMEOUT_S) -> dict[str, Any]:
-    """Run all probes at once; each entry of the report is "ok" or the complaint."""
+    """Run all probes concurrently and return the report; each entry is "ok" or describes the problem."""
     complaints = await asyncio.gather(*(_bounded(probe, timeout_s) for probe in probes.values()))
     entries = {name: complaint or "ok" for name, complaint in zip(probes, complaints, strict=True)}
     return {"status": "unavailable" if any(complaints) else "ready"} | entries
 
 
 def engine_load() -> dict[str, int]:
-    """Sequences running and waiting, and steps made; all 0 without an engine."""
+    """Return the numbers of running sequences, waiting sequences and engine steps; all 0 without an engine."""
     try:
         stats = get_client().stats()
     except EngineDownError:
@@ -56,7 +56,7 @@ async def _bounded(probe: Probe, timeout_s: float) -> str:
         async with asyncio.timeout(timeout_s):
             return await probe()
     except TimeoutError:
-        return f"No answer within {timeout_s:g} s."
+        return f"No response within {timeout_s:g} s."
 
 
 async def probe_server() -> str:
@@ -72,16 +72,16 @@ async def probe_engine() -> str:
 
 
 async def probe_database() -> str:
-    return await asyncio.to_thread(_ask_database)
+    return await asyncio.to_thread(_query_database)
 
 
-def _ask_database() -> str:
+def _query_database() -> str:
     """Query the database in its own thread, with a connection that returns to the pool."""
     try:
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")
     except Exception as error:  # noqa: BLE001 - whatever keeps the database from answering is the report
-        return f"{type(error).__name__}: the database does not answer."
+        return f"{type(error).__name__}: the database does not respond."
     finally:
         connection.close()
     return ""

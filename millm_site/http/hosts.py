@@ -22,7 +22,7 @@ WILDCARD_ADDRESSES = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - named, not
 
 
 def allowed_hosts(env: Environment) -> list[str]:
-    """MILLM_ALLOWED_HOSTS, or the loopback names and what the server listens on."""
+    """Return MILLM_ALLOWED_HOSTS; if it is empty, the loopback names and the address that the server listens on."""
     if env.allowed_hosts:
         return list(env.allowed_hosts)
     listening = own_names() if env.host in WILDCARD_ADDRESSES else [bracketed(env.host)]
@@ -42,10 +42,10 @@ def bracketed(host: str) -> str:
 
 
 def host_problem(headers: Iterable[tuple[bytes, bytes]], http_version: str) -> str:
-    """Return what is wrong with the request's Host header, or "" if the site answers to it.
+    """Return an error message if the request's Host header is not valid or not allowed, otherwise "".
 
-    ``headers`` are an ASGI scope's, with lower-case names. HTTP/1.1 requires exactly one Host header (RFC 9112, 3.2).
-    HTTP/1.0 requires none; Django then takes the address that the server listens on.
+    ``headers`` are those of an ASGI scope, with lower-case names. HTTP/1.1 requires exactly one Host header (RFC 9112,
+    3.2). HTTP/1.0 requires none; Django then uses the address that the server listens on.
     """
     values = [value.decode("latin-1") for name, value in headers if name == b"host"]
     if not values and http_version == "1.0":
@@ -65,7 +65,7 @@ def _value_problem(value: str, allowed: Sequence[str]) -> str:
 
 
 def with_forwarded_scheme(scope: dict[str, Any]) -> dict[str, Any]:
-    """Set the scheme that a trusted proxy reports: otherwise every page behind TLS would redirect to itself."""
+    """Set the scheme that a trusted proxy reports. Without it, every page behind TLS would redirect to itself."""
     forwarded = next((value for name, value in scope["headers"] if name == b"x-forwarded-proto"), None)
     if forwarded not in {b"http", b"https"} or not comes_from_proxy(scope):
         return scope

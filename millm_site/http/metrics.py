@@ -1,6 +1,6 @@
-"""/metrics: what this process counts, in Prometheus' text formats.
+"""/metrics: the metrics of this process in Prometheus's text formats.
 
-The engine's own numbers are read when the metrics are scraped.
+The engine's numbers are read when the metrics are scraped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from millm_site.http.failures import read_only
 from openai_api.http.client_address import is_loopback
 from openai_api.request_log import metrics as request_metrics
 
-__all__ = ["metrics", "request_metrics"]  # the latter counts when it is imported
+__all__ = ["metrics", "request_metrics"]  # importing request_metrics registers its counters
 
 # name, help, value
 _GAUGES: tuple[tuple[str, str, Callable[[ModelStats], float]], ...] = (
@@ -61,7 +61,7 @@ class EngineCollector(Collector):
         self._stats = stats
 
     def describe(self) -> Iterable[Metric]:
-        return ()  # names are checked when they are collected
+        return ()  # the names are checked when the metrics are collected
 
     def collect(self) -> Iterator[Metric]:
         try:
@@ -131,7 +131,11 @@ GCCollector(registry=REGISTRY)
 @read_only
 @never_cache
 async def metrics(request: HttpRequest) -> HttpResponse:
-    """With MILLM_METRICS_TOKEN: for those who present it. Without: for this machine, where /v1 asks it for no key."""
+    """Return the metrics.
+
+    With MILLM_METRICS_TOKEN, the request must send that token. Without, the client must be on this machine and allowed
+    to use /v1 without a key.
+    """
     if not may_read(request):
         return _refusal()
     encode, content_type = choose_encoder(request.headers.get("Accept", ""))
@@ -149,10 +153,10 @@ def may_read(request: HttpRequest) -> bool:
 def _refusal() -> HttpResponse:
     if settings.MILLM_METRICS_TOKEN:
         return HttpResponse(
-            "Send MILLM_METRICS_TOKEN as “Authorization: Bearer <token>”.\n",
+            "Send MILLM_METRICS_TOKEN as `Authorization: Bearer <token>`.\n",
             status=401,
             content_type="text/plain; charset=utf-8",
             headers={"WWW-Authenticate": "Bearer"},
         )
-    text = "Metrics are not open here. Set MILLM_METRICS_TOKEN and send it as “Authorization: Bearer <token>”.\n"
+    text = "Metrics require a token. Set MILLM_METRICS_TOKEN and send it as `Authorization: Bearer <token>`.\n"
     return HttpResponse(text, status=403, content_type="text/plain; charset=utf-8")

@@ -17,9 +17,9 @@ HEADER = "Content-Security-Policy"
 
 
 class ContentPolicyMiddleware:
-    """Puts settings.SECURE_CSP (named and shaped as Django 6 has it) on every page; a view's own header stays.
+    """Adds settings.SECURE_CSP (same name and format as in Django 6) to every response without such a header.
 
-    django-csp does it in a synchronous hook: below it, each request to /v1 would cross a thread twice.
+    django-csp does this in a synchronous hook, because of which each request to /v1 would switch threads twice.
     """
 
     async_capable = True
@@ -34,12 +34,12 @@ class ContentPolicyMiddleware:
     def __call__(self, request: HttpRequest) -> Any:
         if iscoroutinefunction(self):
             return self._call_async(request)
-        return self._guarded(self.get_response(request))
+        return self._with_policy(self.get_response(request))
 
     async def _call_async(self, request: HttpRequest) -> HttpResponseBase:
-        return self._guarded(await self.get_response(request))
+        return self._with_policy(await self.get_response(request))
 
-    def _guarded(self, response: HttpResponseBase) -> HttpResponseBase:
+    def _with_policy(self, response: HttpResponseBase) -> HttpResponseBase:
         if response.headers.get("Content-Type", "").startswith("text/html"):
             response.headers.setdefault(HEADER, self._policy)
         return response
@@ -50,7 +50,7 @@ def as_header(policy: Mapping[str, tuple[str, ...]]) -> str:
 
 
 class DatabaseUnavailableMiddleware(MiddlewareMixin):
-    """A database that is away or has no free connection is 503 with Retry-After: the request may come again."""
+    """Returns 503 with Retry-After if the database is down or has no free connection."""
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponseBase | None:
         return database_unavailable(request) if is_database_unavailable(exception) else None

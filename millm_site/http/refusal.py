@@ -1,4 +1,4 @@
-"""Answers given below Django, by the server itself, as bytes."""
+"""Responses that the server itself sends, below Django."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ DRAIN_RETRY_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A complete answer; the connection closes after it."""
+    """A complete response, after which the connection is closed."""
 
     status: int
     headers: tuple[tuple[str, str], ...]
     body: bytes
 
     def as_bytes(self) -> bytes:
-        """Return the response as bytes of HTTP/1.1."""
+        """Return the response as the bytes of an HTTP/1.1 message."""
         lines = [f"HTTP/1.1 {self.status} {http.HTTPStatus(self.status).phrase}"]
         lines += [f"{name}: {value}" for name, value in self.headers]
         return "\r\n".join([*lines, "", ""]).encode("latin-1") + self.body
 
 
 def refusal(error: MillmError) -> Refusal:
-    """Return the API's error body for any path: only programs get such errors."""
+    """Return the response with the API's error body, whatever the path: browsers do not cause these errors."""
     body = json.dumps(openai_error(error)).encode()
     headers = {
         "Content-Type": "application/json",
@@ -50,7 +50,7 @@ def disk_full() -> Refusal:
 
 
 def header_too_large(limit: int) -> Refusal:
-    message = f"The request's header is larger than {limit} bytes. Send shorter or fewer header lines."
+    message = f"The request header must be at most {limit} bytes. Send fewer or shorter header lines."
     return refusal(MillmError(message, status=431, code="header_too_large"))
 
 
@@ -63,20 +63,20 @@ def invalid_host(problem: str) -> Refusal:
 
 
 def too_slow(seconds: float) -> Refusal:
-    message = f"The request was not complete within {seconds:g} s. Send it again, faster."
+    message = f"The request was not complete within {seconds:g} s. Send it again without pauses."
     return refusal(MillmError(message, status=408, code="request_timeout"))
 
 
 def no_answer(seconds: float) -> Refusal:
-    message = f"The server had no answer within {seconds:g} s. Try again later."
+    message = f"The server did not respond within {seconds:g} s. Try again later."
     return refusal(unavailable(message, code="server_is_overloaded", retry_after_s=DRAIN_RETRY_S))
 
 
 def too_many_connections() -> Refusal:
-    message = "Too many connections are open, of this address or of all. Close some, or try again in a few seconds."
+    message = "Too many connections are open, from this address or in total. Close some, or try again in a few seconds."
     return refusal(unavailable(message, code="server_is_overloaded", retry_after_s=DRAIN_RETRY_S))
 
 
 def draining() -> Refusal:
-    message = "The server is stopping and takes no new requests. Try again in a few seconds."
+    message = "The server is stopping and accepts no new requests. Try again in a few seconds."
     return refusal(unavailable(message, code="server_is_stopping", retry_after_s=DRAIN_RETRY_S))

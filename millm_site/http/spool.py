@@ -1,4 +1,4 @@
-"""Where a request's body waits until it is complete: in memory while it is small, then on the disk of MILLM_HOME."""
+"""Temporary files for request bodies: in memory while a body is small, then on the disk of MILLM_HOME."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import IO
 from django.conf import settings
 
 IN_MEMORY = 2**17
-CHECK_EVERY = 8 * 2**20  # bytes of a body between two looks at the free space
-SCOPE_KEY = "millm.body"  # of the ASGI scope: our own server hands the complete body over in its file
+CHECK_EVERY = 8 * 2**20  # bytes of a body between two checks of the free disk space
+SCOPE_KEY = "millm.body"  # key of the ASGI scope under which our server passes the complete body as a file
 
 
 def new_spool() -> IO[bytes]:
@@ -20,9 +20,9 @@ def new_spool() -> IO[bytes]:
     return tempfile.SpooledTemporaryFile(max_size=IN_MEMORY, dir=str(folder))
 
 
-def has_room(coming: int) -> bool:
-    """Return whether ``coming`` more bytes leave enough disk space for the database."""
-    if coming <= IN_MEMORY:
+def has_room(num_bytes: int) -> bool:
+    """Return whether ``num_bytes`` more bytes leave enough disk space for the database."""
+    if num_bytes <= IN_MEMORY:
         return True
     home = settings.MILLM_HOME
-    return shutil.disk_usage(home if home.exists() else home.anchor).free - coming >= settings.MILLM_MIN_FREE_BYTES
+    return shutil.disk_usage(home if home.exists() else home.anchor).free - num_bytes >= settings.MILLM_MIN_FREE_BYTES

@@ -1,4 +1,4 @@
-"""Static files (admin, Swagger UI), served by the site itself out of the packages they come with."""
+"""Static files (admin, Swagger UI), served by the site itself from the packages that contain them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MAX_AGE_S = 3_600
 
 
 class StaticFilesMiddleware:
-    """whitenoise's headers, conditional and range answers, for async requests too.
+    """Serves static files like whitenoise (headers, conditional and range requests), for async requests too.
 
-    whitenoise's own middleware is synchronous: below it, each request to /v1 would hold a thread until its answer is
-    complete. It also reads all folders when it is made; here a file is looked for when it is asked for.
+    whitenoise's middleware is synchronous: with it, each request to /v1 would hold a thread until its response is
+    complete. It also scans all folders at startup; this one searches for a file when it is requested.
     """
 
     async_capable = True
@@ -46,7 +46,7 @@ class StaticFilesMiddleware:
 
 
 def static_response(request: HttpRequest) -> HttpResponse | None:
-    """Return the file of the request's URL, None if there is none."""
+    """Return the response with the file of the request's URL, or None if there is no such file."""
     find = find_file if settings.DEBUG else find_file_once
     file = find(request.path_info)
     return read_response(file, request) if file is not None else None
@@ -66,7 +66,7 @@ find_file_once = lru_cache(maxsize=1_024)(find_file)
 
 
 def read_response(file: StaticFile, request: HttpRequest) -> HttpResponse:
-    """Return the content in one piece: under ASGI, Django would read a file iterator as a whole too, with a warning."""
+    """Return a response with the whole content. Under ASGI, Django reads file iterators as a whole too, and warns."""
     response: Any = file.get_response(request.method, request.META)
     content = b""
     if response.file is not None:

@@ -1,5 +1,5 @@
-"""daphne with its traps closed (bodies, headers, timeouts, back-pressure, draining).
+"""The HTTP server: daphne with limits on bodies, headers and times, back-pressure and graceful shutdown.
 
-``limits.py`` the numbers, ``channel.py`` one connection, ``request.py`` one request, ``server.py`` the whole.
-Nothing here is imported by processes that do not serve: importing daphne installs Twisted's reactor.
+``limits.py`` has the limits, ``channel.py`` a connection, ``request.py`` a request, and ``server.py`` the server.
+Only serving processes import this package, because importing daphne installs Twisted's reactor.
 """

@@ -1,4 +1,4 @@
-"""One connection: reads requests within limits, refuses with an answer instead of silence."""
+"""One connection: enforces the limits on requests, and answers what it refuses instead of just closing."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ from openai_api.http.file_uploads import accepts_files, body_limit, upload_refus
 if TYPE_CHECKING:
     from core.errors import MillmError
 
-MAX_MESSAGE_BYTES = 4_096  # what pages say is short
+MAX_MESSAGE_BYTES = 4_096  # the console's pages send only short messages
 HANDSHAKE_S = 5
 PING_ANSWER_S = 30
 GOING_AWAY = 1001
 
 
 class WebSocket(WebSocketProtocol):
-    channel: Channel | None = None  # the connection as it was; Twisted still tells it when the client does not read
+    channel: Channel | None = None  # the HTTP connection; Twisted still notifies it of back-pressure
 
     async def writable(self) -> None:
-        """Wait until the client has read enough; at once when it is gone."""
+        """Wait until the client has read enough. Return at once if it has disconnected."""
         if self.channel is not None:
             await self.channel.writable()
 
-    def say_goodbye(self) -> None:
+    def close_for_shutdown(self) -> None:
         if self.state == self.STATE_OPEN:
-            self.sendCloseFrame(code=GOING_AWAY)  # sendClose takes only the codes of applications
+            self.sendCloseFrame(code=GOING_AWAY)  # sendClose accepts only codes for applications
         elif hasattr(self, "handshake_deferred"):
             self.serverReject()
 
     def connectionLost(self, reason: object) -> None:
         if self.channel is not None:
-            self.channel.let_go()
+            self.channel.socket_lost()
         super().connectionLost(reason)
 
 
@@ -59,7 +59,7 @@ def socket_factory(server: Any) -> WebSocketFactory:
     factory.setProtocolOptions(
         autoPingTimeout=PING_ANSWER_S,
         allowNullOrigin=False,
-        failByDrop=False,  # who breaks a rule hears which
+        failByDrop=False,  # on a protocol error, send a close frame with the reason
         openHandshakeTimeout=HANDSHAKE_S,
         maxMessagePayloadSize=MAX_MESSAGE_BYTES,
         maxFramePayloadSize=MAX_MESSAGE_BYTES,
@@ -69,23 +69,23 @@ def socket_factory(server: Any) -> WebSocketFactory:
 
 LINGER_S = 2.0
 _ABSOLUTE_TARGET = re.compile(rb"https?://(?P<authority>[^/?#]+)(?P<path>[/?].*)?", re.IGNORECASE)
-MAX_TOLD = 64  # refused connections that are answered at once
+MAX_REFUSALS = 64  # connections above the limit that get an answer; further ones are dropped without one
 
 
 class Channel(http.HTTPChannel):
-    """Twisted's HTTP/1.1 connection; ``factory.server`` is ours.
+    """Twisted's HTTP/1.1 connection, with our server as ``factory.server``.
 
-    Twisted answers what it dislikes with an empty 400, or not at all, and trusts clients to finish what they begin.
+    Twisted answers invalid requests with an empty 400 or not at all, and waits for incomplete ones without a limit.
     """
 
-    _path: bytes  # Twisted's
+    _path: bytes  # set by Twisted
 
     def __init__(self) -> None:
         super().__init__()
         self.is_refusing = False
-        self._deadline: Any = None  # of the request that is being received
-        self._stall: Any = None  # of the client that does not read
-        self._address: str | None = None  # under which the connection is counted
+        self._deadline: Any = None  # timer of the request that is being received
+        self._stall: Any = None  # timer of a client that does not read
+        self._address: str | None = None  # address under which the connection is counted
         self._writable = asyncio.Event()
         self._writable.set()
 
@@ -100,7 +100,7 @@ class Channel(http.HTTPChannel):
 
     @property
     def body_limit(self) -> int:
-        """Of the request that is being received."""
+        """Maximum body size of the request that is being received."""
         return body_limit(self._request_path)
 
     @property
@@ -112,16 +112,16 @@ class Channel(http.HTTPChannel):
     def connectionMade(self) -> None:
         self.totalHeadersSize = self.MAX_LENGTH = self.limits.max_header_bytes
         self._address = self.transport.getPeer().host
-        is_one_too_many = not self.server.has_room_for(self._address)
+        is_over_limit = not self.server.has_room_for(self._address)
         self.server.channels.add(self)
         self.server.count_address(self._address, 1)
         super().connectionMade()
-        if is_one_too_many:
+        if is_over_limit:
             self._refuse_connection()
 
     def _refuse_connection(self) -> None:
-        """With an answer, while few others are told too; in a flood without."""
-        if self.server.num_connections > self.limits.max_connections + MAX_TOLD > MAX_TOLD:
+        """Refuse the connection with an answer, or drop it without one if too many are being refused."""
+        if self.server.num_connections > self.limits.max_connections + MAX_REFUSALS > MAX_REFUSALS:
             self.transport.abortConnection()
         else:
             self.refuse(too_many_connections())
@@ -155,7 +155,7 @@ class Channel(http.HTTPChannel):
             return False
 
     def allHeadersReceived(self) -> None:
-        """Refuse a body before a client that asked (Expect: 100-continue) gets the permission to send it."""
+        """Refuse a body that is too large before a client that sent Expect: 100-continue is allowed to send it."""
         if not self._has_target():
             self.refuse(malformed())
             return
@@ -171,7 +171,7 @@ class Channel(http.HTTPChannel):
             super().allHeadersReceived()
 
     def _file_refusal(self) -> MillmError | None:
-        """Why a file is not received, if it is one."""
+        """Return the error if the request sends a file that is not accepted."""
         if not accepts_files(self._request_path) or self._command != b"POST":
             return None
         headers = self.requests[-1].requestHeaders.getAllRawHeaders()
@@ -179,9 +179,9 @@ class Channel(http.HTTPChannel):
         return upload_refusal(lines, self.transport.getPeer().host)
 
     def _has_target(self) -> bool:
-        """Whether the request's target is one that a server takes (RFC 9112, 3.2): a path, or a whole URL.
+        """Return whether the request target is a path or an absolute URL (RFC 9112, 3.2).
 
-        A URL is replaced by its path, and its authority takes the place of the Host header.
+        An absolute URL is replaced by its path, and its authority replaces the Host header.
         """
         if self._path.startswith(b"/"):
             return bool(self._command != b"CONNECT")
@@ -196,12 +196,12 @@ class Channel(http.HTTPChannel):
         if self.is_refusing:
             return
         super().rawDataReceived(data)
-        announced = getattr(self._transferDecoder, "length", None)  # of the chunk that is being received
+        announced = getattr(self._transferDecoder, "length", None)  # size of the chunk that is being received
         if announced is not None and announced > self.body_limit:
             self.refuse(too_large(self.body_limit))
 
     def checkPersistence(self, request: http.Request, version: bytes) -> bool:
-        """Twisted reads the first Connection line only, and no commas."""
+        """Find ``close`` in every Connection header: Twisted reads only the first one and does not split at commas."""
         lines = request.requestHeaders.getRawHeaders(b"connection", [])
         if any(option.strip().lower() == b"close" for line in lines for option in line.split(b",")):
             request.requestHeaders.setRawHeaders(b"connection", [b"close"])
@@ -214,28 +214,31 @@ class Channel(http.HTTPChannel):
 
     def _expect_within(self, seconds: float) -> None:
         self._stop_expecting()
-        self._deadline = self.callLater(seconds, self._give_up, seconds)
+        self._deadline = self.callLater(seconds, self._refuse_slow_request, seconds)
 
     def _stop_expecting(self) -> None:
         if self._deadline is not None and self._deadline.active():
             self._deadline.cancel()
         self._deadline = None
 
-    def _give_up(self, seconds: float) -> None:
+    def _refuse_slow_request(self, seconds: float) -> None:
         self.refuse(too_slow(seconds))
 
     def timeoutConnection(self) -> None:
-        """No byte for a while: in the middle of a request that is an error, between two it is normal."""
+        """Handle an idle connection: an error within a request, normal between two requests."""
         if self._deadline is not None:
-            self._give_up(self.limits.idle_timeout_s)
+            self._refuse_slow_request(self.limits.idle_timeout_s)
         else:
             super().timeoutConnection()
 
     # Refusing
 
     def refuse(self, refusal: Refusal) -> None:
-        """Answer and close. What the client still sends is read and dropped for a moment: with unread bytes the kernel
-        would reset the connection, and the client might lose the answer."""
+        """Answer and close the connection.
+
+        What the client still sends is read and dropped for a moment. With unread bytes the kernel would reset the
+        connection, and the client might lose the answer.
+        """
         if self.is_refusing:
             return
         self.is_refusing = True
@@ -251,31 +254,31 @@ class Channel(http.HTTPChannel):
         self.refuse(malformed())
 
     def close(self) -> None:
-        """End the connection: in the middle of a response at once, else when everything is written."""
+        """Close the connection: at once within a response, otherwise when everything has been written."""
         if self._handlingRequest and self.requests:
             self.transport.abortConnection()
         else:
             self.loseConnection()
 
-    # A WebSocket takes the connection over
+    # Upgrading to a WebSocket
 
     def hand_over(self) -> None:
-        """Bytes go to the WebSocket's protocol from now on. Back-pressure still comes here: see ``writable``."""
+        """Hand the connection over to the WebSocket's protocol. Back-pressure still arrives here, see ``writable``."""
         socket = self.transport.protocol
         if isinstance(socket, WebSocket):
             socket.channel = self
             self._stop_expecting()
             self.server.channels.discard(self)
 
-    def let_go(self) -> None:
-        """The WebSocket has lost the connection."""
+    def socket_lost(self) -> None:
+        """Handle the loss of a connection that was handed over to a WebSocket."""
         self._uncount()
-        self._let_write()
+        self._resume_writing()
 
     # Writing
 
     async def writable(self) -> None:
-        """Wait until the client has read enough of what was written."""
+        """Wait until the client has read enough of the data written."""
         await self._writable.wait()
 
     def pauseProducing(self) -> None:
@@ -286,22 +289,22 @@ class Channel(http.HTTPChannel):
 
     def resumeProducing(self) -> None:
         super().resumeProducing()
-        self._let_write()
+        self._resume_writing()
 
     def connectionLost(self, reason: object) -> None:
         self._stop_expecting()
-        self._let_write()
+        self._resume_writing()
         self.server.channels.discard(self)
         self._uncount()
         super().connectionLost(reason)
 
     def _uncount(self) -> None:
-        """Called once, when the connection is lost; a WebSocket's protocol is notified from here."""
+        """Stop counting the connection. Called when it is lost; idempotent."""
         address, self._address = self._address, None
         if address is not None:
             self.server.count_address(address, -1)
 
-    def _let_write(self) -> None:
+    def _resume_writing(self) -> None:
         self._writable.set()
         if self._stall is not None and self._stall.active():
             self._stall.cancel()

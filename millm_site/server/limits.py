@@ -1,4 +1,4 @@
-"""What a client may take of the server."""
+"""Limits on connections and requests."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any, Protocol
 from django.conf import settings
 
 logger = logging.getLogger(__name__)
-OTHER_FILES = 256  # what the process opens besides connections: models, the database, files that are sent
+OTHER_FILES = 256  # files that the process opens besides connections: models, database connections, downloads
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """Sizes in bytes, times in seconds.
+    """Limits of the server: sizes in bytes, times in seconds.
 
     ``header_timeout_s``: from a request's first byte to the end of its header. ``request_timeout_s``: from there to
     the end of its body. ``idle_timeout_s``: without a byte between requests or in a body, or without the client
-    reading. ``response_timeout_s``: from the complete request to the beginning of the response; how long a response
-    then lasts is not limited. ``drain_s``: how long running responses may take after the server was asked to stop.
+    reading. ``response_timeout_s``: from the complete request to the start of the response; the duration of the
+    response itself is not limited. ``drain_s``: how long running responses may take after the server was asked to stop.
 
-    ``max_connections`` are open at once, ``max_address_connections`` of them from one address that is no trusted proxy,
-    ``max_sockets`` of them WebSockets of the console; 0: no such limit.
+    ``max_connections``: open connections in total; ``max_address_connections``: from one address, trusted proxies
+    excepted; ``max_sockets``: WebSockets of the console. 0: no limit.
     """
 
     max_header_bytes: int = 32 * 2**10
@@ -43,17 +43,17 @@ class ServerLimits:
             header_timeout_s=settings.MILLM_HEADER_TIMEOUT,
             request_timeout_s=settings.MILLM_REQUEST_TIMEOUT,
             idle_timeout_s=settings.MILLM_IDLE_TIMEOUT,
-            # The application has limits of its own for loading and generating; this is for what slips through them.
+            # The application limits loading and generation itself; this is the fallback for everything else.
             response_timeout_s=settings.MILLM_REQUEST_TIMEOUT + settings.MILLM_LOAD_TIMEOUT + 10,
             drain_s=settings.MILLM_DRAIN_SECONDS,
-            max_connections=open_files_allow(settings.MILLM_MAX_CONNECTIONS),
+            max_connections=possible_connections(settings.MILLM_MAX_CONNECTIONS),
             max_address_connections=settings.MILLM_MAX_ADDRESS_CONNECTIONS,
             max_sockets=settings.MILLM_MAX_SOCKETS,
         )
 
 
 class ServerState(Protocol):
-    """What a connection needs of the server that it belongs to."""
+    """The part of the server that a connection uses."""
 
     limits: ServerLimits
     channels: set[Any]
@@ -66,17 +66,17 @@ class ServerState(Protocol):
     def count_address(self, address: str, change: int) -> None: ...
 
 
-def open_files_allow(wanted: int) -> int:
-    """As many connections as the system lets this process open, at most ``wanted`` (0: as many as it can).
+def possible_connections(limit: int) -> int:
+    """Return how many connections the system allows this process to open, at most ``limit`` (0: no limit).
 
-    The soft limit of open files is raised to the hard one: 1,024, which is usual, is less than the server can answer.
+    Raises the soft limit of open files to the hard one: the usual 1,024 is less than the server can handle.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard == resource.RLIM_INFINITY:
-        return wanted
+        return limit
     possible = max(1, hard - OTHER_FILES)
-    if wanted > possible:
-        logger.warning("Only %d of %d connections are possible: raise the limit of open files.", possible, wanted)
-    return min(wanted or possible, possible)
+    if limit > possible:
+        logger.warning("Only %d of %d connections are possible. Raise the limit of open files.", possible, limit)
+    return min(limit or possible, possible)

@@ -7,11 +7,11 @@ import socket
 
 
 class PortError(Exception):
-    """The address cannot be listened on; the message says why and what to do."""
+    """The server cannot listen on the address. The message says why and what to do."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket on ``host`` and ``port`` (0: a free one)."""
+    """Return a socket that listens on ``host`` and ``port`` (0: any free port)."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=1_024)
@@ -22,7 +22,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """Where a browser on this machine finds ``listener``."""
+    """Return the URL under which a browser on this machine reaches ``listener``."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -31,8 +31,9 @@ def url_of(listener: socket.socket) -> str:
 def _explain(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
         return (
-            f"Port {port} of {host} is in use, perhaps by another miLLM. Stop that, or choose another: PORT={port + 1}."
+            f"Port {port} of {host} is already in use, perhaps by another miLLM server. Stop it, or choose another "
+            f"port: PORT={port + 1}."
         )
     if error.errno == errno.EACCES:
-        return f"Port {port} needs root's rights. Choose one above 1023, for example PORT=8000."
+        return f"Port {port} requires root privileges. Choose a port above 1023, for example PORT=8000."
     return f"Cannot listen on {host}, port {port}: {error.strerror or error}. Set HOST to an address of this machine."

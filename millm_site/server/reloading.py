@@ -1,6 +1,6 @@
-"""The autoreloader's parent: starts the serving child again when it asks for it, and passes signals on.
+"""The parent process of the autoreloader: restarts the serving child on request and forwards signals.
 
-Django's own kills the child with SIGKILL when it is itself terminated: streams would break, log rows be lost.
+Django's parent process kills the child with SIGKILL when it is terminated, which breaks streams and loses log rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from types import FrameType
 
 from django.utils import autoreload
 
-RELOAD = 3  # the child's exit code that asks for a new one
+RELOAD = 3  # exit code with which the child requests a restart
 
 
 class Supervisor:
@@ -21,7 +21,7 @@ class Supervisor:
         self._is_stopping = False
 
     def run(self) -> int:
-        """The last child's exit code, 0 when it was told to stop."""
+        """Run the child until it exits without requesting a restart. Return its exit code, or 0 after a signal."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         environment = {**os.environ, autoreload.DJANGO_AUTORELOAD_ENV: "true"}
@@ -33,7 +33,7 @@ class Supervisor:
         return 0
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        """Pass SIGTERM on. At Ctrl-C the terminal has sent the child a SIGINT already, which does the same."""
+        """Forward SIGTERM. On Ctrl-C the terminal has already sent SIGINT to the child, which has the same effect."""
         self._is_stopping = True
         if self._child is not None and number == signal.SIGTERM:
             self._child.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""One request on its way between Twisted and the ASGI application."""
+"""One request between Twisted and the ASGI application."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from millm_site.server.channel import Channel
 
 PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
-PROBES = b"/health/"  # answered to the very end
+PROBES = b"/health/"  # answered even while the server is stopping
 
 
 class Request(WebRequest):
     def __init__(self, channel: Channel, *args: Any) -> None:
         super().__init__(channel, *args)
-        self._connection = channel  # Twisted deletes its own reference when the response ends
+        self._connection = channel  # Twisted deletes its reference when the response ends
         self._parsePOSTFormSubmission = False  # the application parses bodies; Twisted would do it too, in memory
         self._received = 0
         self._complete_at: float | None = None
@@ -32,18 +32,18 @@ class Request(WebRequest):
         self.content = new_spool()
 
     def handleContentChunk(self, data: bytes) -> None:
-        """Count before keeping: the length of a chunked body is known only at its end."""
+        """Check the size before storing the chunk: the length of a chunked body is only known at its end."""
         if self._connection.is_refusing:
             return
         self._received += len(data)
         limit = self._connection.body_limit
         if self._received > limit:
             self._connection.refuse(too_large(limit))
-        elif not self._keep(data):
+        elif not self._store(data):
             self._connection.refuse(disk_full())
 
-    def _keep(self, data: bytes) -> bool:
-        """False when the disk is full."""
+    def _store(self, data: bytes) -> bool:
+        """Write the chunk to the spool. Return False if the disk is full."""
         if self._received % CHECK_EVERY < len(data) and not has_room(CHECK_EVERY):
             return False
         try:
@@ -53,11 +53,11 @@ class Request(WebRequest):
         return True
 
     def setResponseCode(self, code: int, message: bytes | None = None) -> None:
-        """Twisted has no words for 429 and other codes that are younger than HTTP/1.1."""
+        """Set the code with its reason phrase: Twisted has none for codes newer than HTTP/1.1, such as 429."""
         super().setResponseCode(code, message or PHRASES.get(code))
 
     def process(self) -> object:
-        """Hand the complete request to the application. An Upgrade header has an effect on the console's path only."""
+        """Pass the complete request to the application. The Upgrade header only has an effect on the console's path."""
         self._complete_at = time.monotonic()
         is_socket = self.path == LIVE_PATH.encode() and self._asks_for_websocket()
         if not is_socket:
@@ -68,7 +68,7 @@ class Request(WebRequest):
         if is_socket and not self.server.has_room_for_socket():
             self._connection.refuse(too_many_connections())
             return None
-        self.body, self.content = self.content, BytesIO()  # daphne would read all of it into its queue
+        self.body, self.content = self.content, BytesIO()  # daphne would read the whole body into its queue
         self.body.seek(0)
         outcome = super().process()
         if is_socket:
@@ -84,7 +84,7 @@ class Request(WebRequest):
             super().handle_reply(message)
 
     def check_timeouts(self) -> None:
-        """Only the time until a response begins is limited; a stream may last."""
+        """Refuse the request if its response has not started in time. The duration of a stream is not limited."""
         limit = self.server.limits.response_timeout_s
         if self._complete_at is None or self._response_started or self._connection.is_refusing:
             return
@@ -93,5 +93,5 @@ class Request(WebRequest):
             self.send_disconnect()
 
     async def writable(self) -> None:
-        """Wait until the client has read enough; at once when it is gone."""
+        """Wait until the client has read enough. Return at once if it has disconnected."""
         await self._connection.writable()

@@ -1,8 +1,8 @@
-"""The server: daphne's, with limits, back-pressure and an orderly end."""
+"""The server: daphne's, with limits, back-pressure and graceful shutdown."""
 
 from __future__ import annotations
 
-# daphne.server installs Twisted's asyncio reactor: it must come before every other import of Twisted.
+# daphne.server installs Twisted's asyncio reactor, so it must be imported before anything else of Twisted.
 from daphne import server as daphne_server  # isort: skip
 
 import asyncio
@@ -28,14 +28,14 @@ from millm_site.server.request import Request
 
 logger = logging.getLogger(__name__)
 POLL_S = 0.02
-LAST_WORDS_S = 2.0  # for responses to end after the engine stopped, and for bytes to leave
+CLOSE_TIMEOUT_S = 2.0  # for responses to end after the engine has stopped, and for their bytes to be sent
 
 
 class Factory(HTTPFactory):
     protocol = Channel
 
     def log(self, request: Request) -> None:
-        """Twisted would format a line for each request and drop it; requests are logged in the database."""
+        """Do nothing: Twisted would format a line that nobody reads. Requests are logged in the database."""
 
     def buildProtocol(self, addr: object) -> Channel:
         channel: Channel = http.HTTPFactory.buildProtocol(self, addr)
@@ -44,11 +44,11 @@ class Factory(HTTPFactory):
 
 
 class Server(daphne_server.Server):
-    """Serves ``application`` on ``listener``, a bound socket, until told to stop.
+    """Serves ``application`` on ``listener``, a bound socket, until it is stopped.
 
-    ``stop_engine(drain_s)`` is called, in a thread, when the running responses are done or their time is up: what still
-    generates then ends with an error that its client sees. ``on_drain`` is called when stopping begins,
-    ``action_logger`` (protocol, action, details) after each response.
+    ``stop_engine(drain_s)`` is called in a thread when the running responses have ended or the drain time has passed;
+    requests that are still generating then end with an error that their clients see. ``on_drain`` is called when the
+    server begins to stop, ``action_logger(protocol, action, details)`` after each response.
     """
 
     def __init__(
@@ -71,13 +71,13 @@ class Server(daphne_server.Server):
         self._listener = listener
         self._on_drain = on_drain
         self._stop_engine = stop_engine
-        self._is_cut = False
+        self._is_forced = False
         self._draining: asyncio.Task[None] | None = None
 
     def run(self, *, with_signals: bool, on_ready: Callable[[], None]) -> None:
-        """Serve until stopped; ``with_signals`` (main thread only) stops on SIGTERM and SIGINT, at once on a second.
+        """Serve until stopped. ``with_signals`` (main thread only): stop on SIGTERM or SIGINT, at once on the second.
 
-        ``on_ready`` is called when signals are heard and connections are queued.
+        ``on_ready`` is called when signals are handled and connections are queued.
         """
         globalLogBeginner.beginLoggingTo([STDLibLogObserver("twisted")], redirectStandardIO=False, discardBuffer=True)
         asyncio.set_event_loop(reactor._asyncioEventloop)
@@ -99,11 +99,11 @@ class Server(daphne_server.Server):
 
     @property
     def num_connections(self) -> int:
-        """WebSockets included."""
+        """Number of open connections, including WebSockets."""
         return self._by_address.total()
 
     def has_room_for(self, address: str) -> bool:
-        """Whether one more connection may be served, before it is counted."""
+        """Return whether one more connection from ``address``, not counted yet, is within the limits."""
         limits = self.limits
         if limits.max_connections and self.num_connections >= limits.max_connections:
             return False
@@ -117,48 +117,51 @@ class Server(daphne_server.Server):
 
     def has_room_for_socket(self) -> bool:
         most = self.limits.max_sockets
-        return not most or sum(isinstance(each, WebSocket) for each in self.connections) < most
+        return not most or sum(isinstance(connection, WebSocket) for connection in self.connections) < most
 
     def stop_soon(self, drain_s: float | None = None) -> None:
-        """Begin to stop, from any thread or signal handler; the second call cuts what still runs."""
+        """Begin to stop, from any thread or signal handler. A second call cancels what is still running."""
         reactor.callFromThread(self._stop, self.limits.drain_s if drain_s is None else drain_s)
 
     def _stop(self, drain_s: float) -> None:
         if self.is_draining:
-            self._is_cut = True
+            self._is_forced = True
             return
         self.is_draining = True
         self._on_drain()
         for protocol in list(self.connections):
             if isinstance(protocol, WebSocket):
-                protocol.say_goodbye()  # nothing that could be finished: its page connects to the next server
+                protocol.close_for_shutdown()  # the page will reconnect to the next server
         self._draining = asyncio.ensure_future(self._drain(drain_s))
 
     async def _drain(self, drain_s: float) -> None:
-        """New requests are refused from now on (request.py). End: responses, engine, bytes, stragglers, reactor."""
+        """Wait for the running responses, then stop the engine, close the connections and stop the reactor.
+
+        New requests are refused meanwhile, see request.py.
+        """
         try:
             running = len(list(self._running()))
             logger.info("Stopping: %d request(s) may finish within %g s.", running, drain_s)
             deadline = time.monotonic() + drain_s
             await self._until(lambda: not any(self._running()), deadline)
-            left_s = 0.0 if self._is_cut else max(0.0, deadline - time.monotonic())
+            left_s = 0.0 if self._is_forced else max(0.0, deadline - time.monotonic())
             await asyncio.to_thread(self._stop_engine, left_s)
-            await self._until(lambda: not any(self._running()), time.monotonic() + LAST_WORDS_S)
+            await self._until(lambda: not any(self._running()), time.monotonic() + CLOSE_TIMEOUT_S)
             await self._close_channels()
             await self._cancel_all()
         finally:
             reactor.stop()
 
     async def _until(self, condition: Callable[[], bool], deadline: float) -> None:
-        """Wait for ``condition``, the deadline or the second signal."""
-        while not condition() and not self._is_cut and time.monotonic() < deadline:  # noqa: ASYNC110 - nobody tells
+        """Wait until ``condition`` holds, the deadline has passed or a second signal has arrived."""
+        while not condition() and not self._is_forced and time.monotonic() < deadline:  # noqa: ASYNC110 - no event to wait for
             await asyncio.sleep(POLL_S)
 
     async def _close_channels(self) -> None:
-        """Connections whose responses are done close when their bytes are written, the others at once."""
+        """Close connections whose responses have ended when their bytes are written, and all others at once."""
         for channel in list(self.channels):
             channel.close()
-        await self._until(lambda: not self.channels, time.monotonic() + LAST_WORDS_S)
+        await self._until(lambda: not self.channels, time.monotonic() + CLOSE_TIMEOUT_S)
         for channel in list(self.channels):
             channel.transport.abortConnection()
         for protocol in list(self.connections):
@@ -166,18 +169,18 @@ class Server(daphne_server.Server):
                 protocol.transport.abortConnection()
 
     async def _cancel_all(self) -> None:
-        """The applications have heard of the disconnect, which ends Django's views; cancel those that go on.
+        """Cancel the applications that still run. The disconnect has already ended Django's views.
 
-        Cancelling them first would be wrong: Django's handler then leaves the tasks of its views behind, running.
+        They must not be cancelled before that: Django's handler would leave the tasks of its views running.
         """
-        deadline = time.monotonic() + LAST_WORDS_S
-        while any(self._running()) and time.monotonic() < deadline:  # noqa: ASYNC110 - nobody tells
+        deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        while any(self._running()) and time.monotonic() < deadline:  # noqa: ASYNC110 - no event to wait for
             await asyncio.sleep(POLL_S)
         rest = asyncio.all_tasks() - {asyncio.current_task()}
         for task in rest:
             task.cancel()
         if rest:
-            await asyncio.wait(rest, timeout=LAST_WORDS_S)
+            await asyncio.wait(rest, timeout=CLOSE_TIMEOUT_S)
 
     def _running(self) -> Iterator[asyncio.Future[None]]:
         for details in self.connections.values():
@@ -191,6 +194,6 @@ class Server(daphne_server.Server):
         return queue
 
     async def handle_reply(self, protocol: Request | WebSocket, message: dict[str, Any]) -> None:
-        """Pass a message of the application on; returns when the client has room for more."""
+        """Forward a message of the application to the client. Return when the client can receive more."""
         await super().handle_reply(protocol, message)
         await protocol.writable()

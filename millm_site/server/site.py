@@ -1,4 +1,4 @@
-"""Our site in our server."""
+"""The server of this site."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ActionLogger = Callable[[str, str, dict[str, Any]], None]
 
 
 def site_server(listener: socket.socket, action_logger: ActionLogger | None = None) -> Server:
-    """The server of ASGI_APPLICATION, whose import starts the engine. ``action_logger`` hears of each response."""
+    """Return a server for ASGI_APPLICATION. Starts the engine. ``action_logger`` is called after each response."""
     return Server(
         import_string(settings.ASGI_APPLICATION),
         listener,

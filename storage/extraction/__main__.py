@@ -23,12 +23,12 @@ from storage.extraction import isolation
 from storage.extraction.formats import HEADED, extract, suffix_of
 
 REFUSED = 3
-CUTTING_S, CUTTING_S_PER_MIB = 30, 6  # of CPU time; a slow core takes 3 s for a MiB of prose
+CHUNKING_S, CHUNKING_S_PER_MIB = 30, 6  # CPU time; a slow core takes 3 s for a MiB of prose
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Limits of the process, and how to cut. ``tokenizer`` is the file descriptor of a tokenizer's JSON; None returns
+    """Limits of the process and the chunking. ``tokenizer`` is the file descriptor of a tokenizer's JSON; None: return
     the text as one piece."""
 
     cpu_s: int
@@ -48,13 +48,13 @@ def main(filename: str, task: Task) -> int:
     try:
         for number, piece in enumerate(_pieces(sys.stdin.buffer, filename, task)):
             if number >= task.max_pieces:
-                message = f"The file has more than {task.max_pieces} chunks. Make them larger, or split the file."
+                message = f"The file has more than {task.max_pieces} chunks. Use larger chunks, or split the file."
                 raise ExtractionError(message)
             out.write((b"\0" if number else b"") + piece.encode("utf-8", "replace"))
     except ExtractionError as error:
         return _refuse(error.code, error.message)
     except MemoryError:
-        return _refuse("invalid_file", "The document needs too much memory to be read.")
+        return _refuse("invalid_file", "Reading the document takes too much memory.")
     return 0
 
 
@@ -62,10 +62,10 @@ def _pieces(document: IO[bytes], filename: str, task: Task) -> Iterator[str]:
     text = extract(document, filename).replace("\0", "")
     size = len(text.encode("utf-8", "replace"))
     if size > task.max_text:
-        raise ExtractionError(f"The document has more than {task.max_text} bytes of text.")
+        raise ExtractionError(f"The document must have at most {task.max_text} bytes of text.")
     if task.tokenizer is None:
         return iter((text,))
-    signal.setitimer(signal.ITIMER_PROF, CUTTING_S + CUTTING_S_PER_MIB * size / 2**20)
+    signal.setitimer(signal.ITIMER_PROF, CHUNKING_S + CHUNKING_S_PER_MIB * size / 2**20)
     chunking = Chunking(task.max_tokens, task.overlap, task.max_chars)
     return chunks_of(text, _tokenizer(task.tokenizer), chunking, has_headings=suffix_of(filename) in HEADED)
 
@@ -75,7 +75,7 @@ def _tokenizer(descriptor: int) -> Any:
 
     with os.fdopen(descriptor, "rb") as file:
         tokenizer = Tokenizer.from_buffer(file.read())
-    tokenizer.encode_special_tokens = True  # special tokens in a document are text like any other
+    tokenizer.encode_special_tokens = True  # treat special tokens in a document as plain text
     return tokenizer
 
 
@@ -83,7 +83,7 @@ def _set_limits(task: Task) -> None:
     """Set the limits of the process. The timer ends a slow parser; the hard limit also holds if a compromised parser
     stops the timer."""
     signal.setitimer(signal.ITIMER_PROF, task.cpu_s)
-    cpu_s = int(task.cpu_s + CUTTING_S + CUTTING_S_PER_MIB * task.max_text / 2**20)
+    cpu_s = int(task.cpu_s + CHUNKING_S + CHUNKING_S_PER_MIB * task.max_text / 2**20)
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
     resource.setrlimit(resource.RLIMIT_AS, (task.memory, task.memory))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))

@@ -1,4 +1,4 @@
-"""Which reader a document needs, told from its name."""
+"""Parsers of documents, chosen by file name."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ def read_text(document: IO[bytes]) -> str:
     try:
         text = raw.decode(encoding)
     except UnicodeDecodeError as error:
-        raise ExtractionError(f"The file is no text in UTF-8: {error.reason} at byte {error.start}.") from None
+        raise ExtractionError(f"The file is not valid UTF-8 text: {error.reason} at byte {error.start}.") from None
     if text.count("\0") > len(text) // 100:
-        raise ExtractionError("The file is binary, no text.")
+        raise ExtractionError("The file is binary, not text.")
     return text
 
 
 def read_json(document: IO[bytes]) -> str:
-    """Return the JSON indented, so that it can be cut between lines."""
+    """Return the JSON indented, so that it can be split between lines."""
     try:
         value = json.loads(read_text(document))
     except (ValueError, RecursionError):
-        raise ExtractionError("The file is no valid JSON.") from None
+        raise ExtractionError("The file is not valid JSON.") from None
     return json.dumps(value, ensure_ascii=False, indent=1)
 
 
 def read_table(document: IO[bytes]) -> str:
-    """Return each row with the names of its columns, so that a piece of the table is understandable alone."""
+    """Return each row with the names of its columns, so that a chunk of the table can be understood alone."""
     text = read_text(document)
     try:
         rows = list(csv.reader(io.StringIO(text), delimiter="\t" if _has_tabs(text) else ","))
     except csv.Error as error:
-        raise ExtractionError(f"The file is no valid table: {error}.") from None
+        raise ExtractionError(f"The file is not a valid table: {error}.") from None
     if len(rows) < 2:
         return text
     names = rows[0]
@@ -68,7 +68,7 @@ HEADINGS = {f"h{level}": "#" * level for level in range(1, 7)}
 
 
 class _Text(HTMLParser):
-    """Collects the text of HTML, with headings as in Markdown: texts are cut at them."""
+    """Collects the text of HTML, with headings as in Markdown because chunks start at them."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -108,9 +108,9 @@ def read_xml(document: IO[bytes]) -> str:
     try:
         root = fromstring(document.read(), forbid_dtd=True)
     except DefusedXmlException:
-        raise ExtractionError("The XML defines entities or refers to other documents; that is not read.") from None
+        raise ExtractionError("XML that defines entities or refers to other documents is not supported.") from None
     except (ParseError, ValueError) as error:
-        raise ExtractionError(f"The file is no valid XML: {error}.") from None
+        raise ExtractionError(f"The file is not valid XML: {error}.") from None
     return "\n".join(text for text in (piece.strip() for piece in root.itertext()) if text)
 
 
@@ -119,24 +119,24 @@ MAX_PARTS = 10_000
 
 
 def read_pdf(document: IO[bytes]) -> str:
-    """Return the text layer; scanned pages have none."""
+    """Return the text layer. Scanned pages have none."""
     from pypdf import PdfReader
     from pypdf.errors import PyPdfError
 
     try:
         reader = PdfReader(document)
         if reader.is_encrypted and not reader.decrypt(""):
-            raise ExtractionError("The PDF is encrypted.")
+            raise ExtractionError("Encrypted PDF files are not supported.")
         text = "\n\n".join(page.extract_text() for page in reader.pages)
     except (PyPdfError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise ExtractionError(f"The PDF cannot be read: {str(error)[:200]}.") from None
     if not text.strip():
-        raise ExtractionError("The PDF has no text; pictures of text are not read.")
+        raise ExtractionError("The PDF contains no text. Images of text are not read.")
     return text
 
 
 def read_docx(document: IO[bytes]) -> str:
-    """Paragraphs and tables in their order; headings as Markdown's."""
+    """Return the paragraphs and tables in order, with headings as in Markdown."""
     from docx import Document
     from docx.opc.exceptions import OpcError
     from lxml.etree import LxmlError
@@ -149,12 +149,15 @@ def read_docx(document: IO[bytes]) -> str:
 
 
 def check_archive(document: IO[bytes]) -> None:
-    """Sizes are declared in the archive's directory; unpacking stops at them."""
+    """Raise ExtractionError if the archive would be too large unpacked.
+
+    The sizes in the archive's directory can be trusted: unpacking stops at them.
+    """
     try:
         with zipfile.ZipFile(document) as archive:
             parts = archive.infolist()
     except zipfile.BadZipFile:
-        raise ExtractionError("The file is no DOCX document.") from None
+        raise ExtractionError("The file is not a valid DOCX document.") from None
     if len(parts) > MAX_PARTS or sum(part.file_size for part in parts) > MAX_UNPACKED:
         raise ExtractionError("The document would be too large unpacked.")
 
@@ -177,7 +180,7 @@ def _level(style: str | None) -> int:
 Reader = Callable[[IO[bytes]], str]
 
 MARKDOWN = frozenset({".md", ".markdown", ".mdx"})
-HEADED = MARKDOWN | {".html", ".htm", ".docx"}  # whose headings are Markdown's once they are read
+HEADED = MARKDOWN | {".html", ".htm", ".docx"}  # formats whose extracted text has Markdown headings
 _TEXT = """
 .txt .text .log .rst .tex .ini .cfg .conf .toml .yaml .yml .env .diff .patch .srt .vtt .c .h .cc .cpp .cxx .hpp .cs .css
 .dart .erl .ex .exs .f90 .go .hs .java .jl .js .jsx .kt .lua .m .ml .pl .php .proto .ps1 .py .pyi .r .rb .rs .sass
@@ -207,11 +210,11 @@ def check_supported(filename: str) -> None:
     """Raise ExtractionError with code `unsupported_file`. A name without a suffix counts as a text file."""
     suffix = suffix_of(filename)
     if suffix and suffix not in READERS:
-        message = f"Files named “{suffix[:20]}” are not read. Send text, Markdown, HTML, JSON, CSV, code, PDF or DOCX."
+        message = f"`{suffix[:20]}` files are not supported. Send text, Markdown, HTML, JSON, CSV, code, PDF or DOCX."
         raise ExtractionError(message, code="unsupported_file")
 
 
 def extract(document: IO[bytes], filename: str) -> str:
-    """Return the text of ``document``, a seekable file. Raises ExtractionError."""
+    """Return the text of ``document``, a seekable file. Raise ExtractionError if it cannot be read."""
     check_supported(filename)
     return READERS.get(suffix_of(filename), read_text)(document)

@@ -1,8 +1,8 @@
 """Drop the rights of the parser's process before it reads a document: files, network and other processes.
 
 Linux only, through system calls: Landlock blocks the file system, a seccomp filter blocks sockets and processes,
-namespaces remove the network and root's capabilities, and root becomes `nobody` where `nobody` can read Python. Each is
-used where the kernel has and permits it; :func:`enter` returns the ones in effect.
+namespaces remove the network and root's capabilities, and root becomes `nobody` if `nobody` can read Python. Each is
+used if the kernel supports and permits it; :func:`enter` returns the mechanisms in effect.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ def enter(readable: Iterable[Path] | None = None) -> list[str]:
 
 
 def code_folders() -> list[Path]:
-    """Return where Python, the parsers with their libraries, and our own modules are installed."""
+    """Return the folders of Python, the parsers with their libraries, and our modules."""
     project = Path(__file__).parents[2]
     places = (sys.prefix, sys.base_prefix, project / "storage", project / "core", *_LIBRARIES)
     return [place for place in {Path(place).resolve() for place in places} if place.exists()]
 
 
 def is_public(folder: Path) -> bool:
-    """Return whether every user may read it."""
+    """Return whether every user may read ``folder``."""
     return bool(folder.stat().st_mode & 0o004) and all(
         place.stat().st_mode & 0o001 for place in (folder, *folder.parents)
     )
@@ -90,14 +90,14 @@ def _enter_landlock(folders: Iterable[Path]) -> bool:
     if version < 1:
         return False
     rights = (1 << _FILE_RIGHTS.get(version, 16)) - 1
-    # File rights, TCP ports (4), and since 6 abstract sockets and signals: all are handled, so all are refused.
+    # File rights, TCP ports (from version 4 on), abstract sockets and signals (6). Handled without a rule: refused.
     attributes = struct.pack("=QQQ", rights, 0b11, 0b11)[: 8 if version < 4 else 16 if version < 6 else 24]
     rules = _libc.syscall(_LANDLOCK_CREATE, attributes, len(attributes), 0)
     if rules < 0:
         return False
     try:
         for folder in folders:
-            with contextlib.suppress(OSError):  # what this user cannot open needs no permission
+            with contextlib.suppress(OSError):  # a folder that this user cannot open needs no rule
                 _allow_reading(rules, folder)
         return bool(_libc.syscall(_LANDLOCK_RESTRICT, rules, 0) == 0)
     finally:

@@ -1,4 +1,4 @@
-"""Run parsers in a process of their own: documents are untrusted, and parsers have bugs."""
+"""Run parsers in a separate process: documents are untrusted, and parsers have bugs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from storage.extraction.isolation import NEEDED
 
 logger = logging.getLogger(__name__)
 ROOT = Path(__file__).resolve().parents[2]
-MAX_PIECES = 100_000  # of one file
+MAX_PIECES = 100_000  # per file
 MAX_MESSAGES = 2**16  # bytes that a parser may write to standard error
 BLOCK = 2**16
 POLL_S = 1.0
@@ -30,7 +30,10 @@ POLL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """``cpu_s`` is the parser's; cutting has its own, by the length of the text. ``max_text`` in bytes of UTF-8."""
+    """Limits of a parser. ``cpu_s`` does not include chunking, whose limit depends on the length of the text.
+
+    ``max_text`` is in bytes of UTF-8.
+    """
 
     cpu_s: int = 60
     wall_s: float = 900.0
@@ -40,11 +43,11 @@ class Limits:
 
 
 def _nothing() -> None:
-    """Do nothing: the default for callers that never cancel."""
+    """Do nothing. The default for callers that never cancel."""
 
 
 def extract_text(path: Path, filename: str, limits: Limits = Limits()) -> str:
-    """Return the text of the document, without characters that Postgres cannot store. Raises ExtractionError."""
+    """Return the document's text without characters that Postgres cannot store. Raise ExtractionError if that fails."""
     return _run(path, filename, Task(limits.cpu_s, limits.memory, limits.max_text, 1), limits, _nothing).decode()
 
 
@@ -57,7 +60,7 @@ def extract_pieces(
     limits: Limits = Limits(),
     check: Callable[[], None] = _nothing,
 ) -> list[str]:
-    """Return the text of the document in chunks. Raises ExtractionError.
+    """Return the text of the document in chunks. Raise ExtractionError if that fails.
 
     ``tokenizer`` is a tokenizer's JSON. ``check`` is called every second; an exception that it raises ends the process.
     """
@@ -84,10 +87,10 @@ def _run(path: Path, filename: str, task: Task, limits: Limits, check: Callable[
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             pass_fds=() if task.tokenizer is None else (task.tokenizer,),
-            start_new_session=True,  # Ctrl-C is for the server: it ends the job, not the document
+            start_new_session=True,  # Ctrl-C is for the server, which then interrupts the job
         )
     try:
-        # Pieces that overlap by half hold the text twice, and some letters become up to three bytes longer.
+        # Chunks that overlap by half contain the text twice, and some letters grow by up to three bytes.
         out, err = read_bounded(process, limits.wall_s, 8 * limits.max_text + BLOCK, check)
     finally:
         process.kill()
@@ -101,7 +104,7 @@ def _run(path: Path, filename: str, task: Task, limits: Limits, check: Callable[
 def read_bounded(
     process: subprocess.Popen[bytes], wall_s: float, max_bytes: int, check: Callable[[], None]
 ) -> tuple[bytes, bytes]:
-    """Return the output of the process. Raises ExtractionError if it is too long or comes too late."""
+    """Return the output of the process. Raise ExtractionError if it is too long or comes too late."""
     assert process.stdout is not None
     assert process.stderr is not None
     deadline = time.monotonic() + wall_s
@@ -118,10 +121,10 @@ def read_bounded(
                     selector.unregister(key.fileobj)
             del err[:-MAX_MESSAGES]  # the message is in the last line
             if len(out) > max_bytes:
-                raise ExtractionError("The document has too much text.")
+                raise ExtractionError("The document contains too much text.")
             now = time.monotonic()
             if now > deadline:
-                raise ExtractionError("The document takes too long to be read.")
+                raise ExtractionError("Reading the document takes too long.")
             if now - checked_at >= POLL_S:
                 checked_at = now
                 check()
@@ -131,22 +134,24 @@ def read_bounded(
 
 def _result(returncode: int, out: bytes, err: bytes) -> bytes:
     if returncode == REFUSED:
-        refusal = json.loads(err.splitlines()[-1])  # parsers write warnings before it
+        refusal = json.loads(err.splitlines()[-1])  # parsers may write warnings before it
         raise ExtractionError(refusal["message"], code=refusal["code"])
     if returncode != 0:
         logger.debug("The parser ended with %d: %s", returncode, err.decode("utf-8", "replace"))
-        raise ExtractionError("The document takes too long or too much memory to be read, or breaks its parser.")
+        raise ExtractionError(
+            "The document could not be read: the parser crashed, or took too long or too much memory."
+        )
     entered, _, text = out.partition(b"\n")
-    _note_isolation(frozenset(json.loads(entered)))
+    _warn_about_isolation(frozenset(json.loads(entered)))
     return text
 
 
 @cache
-def _note_isolation(entered: frozenset[str]) -> None:
+def _warn_about_isolation(entered: frozenset[str]) -> None:
     """Warn about missing isolation, once per process."""
     if missing := sorted(NEEDED - entered):
         logger.warning(
-            "Documents are parsed without %s, which this kernel or container does not permit; a fault in a "
-            "parser could read files or open connections.",
+            "Documents are parsed without %s, which this kernel or container does not permit. A vulnerability in a "
+            "parser could be used to read files or open connections.",
             " and ".join(missing),
         )

@@ -22,7 +22,7 @@ def upload_expiry() -> object:
 
 
 class Upload(models.Model):
-    """A future file. ``size`` is the size that the client announced."""
+    """A file that is being uploaded. ``size`` is the size that the client announced."""
 
     class Status(models.TextChoices):
         PENDING = "pending"
@@ -54,7 +54,7 @@ class Upload(models.Model):
 
     @property
     def status_now(self) -> str:
-        """Return the status; an upload whose time is over counts as expired before a sweep has written that."""
+        """Return the status. An upload whose time is over counts as expired even before a sweep has recorded it."""
         has_expired = self.status == self.Status.PENDING and self.expires_at <= timezone.now()
         return self.Status.EXPIRED if has_expired else self.status
 

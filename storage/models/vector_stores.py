@@ -69,7 +69,7 @@ class FileBatch(models.Model):
 
 
 class VectorStoreFile(models.Model):
-    """A file in a store. Only the job named here may add chunks, so a file that was attached again has one writer."""
+    """A file in a store. Only the job ``job_id`` may add chunks, so a file that was attached again has one writer."""
 
     class Status(models.TextChoices):
         IN_PROGRESS = "in_progress"

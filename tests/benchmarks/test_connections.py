@@ -27,12 +27,12 @@ def response(status: int, body: object, **headers: str) -> httpx2.Response:
         (response(200, DONE), True, ""),
         (response(200, {"choices": []}), False, ""),
         (response(503, FULL, **{"retry-after": "1"}), True, ""),
-        (response(200, DONE[:-5]), True, "An answer without its end"),
-        (response(200, 'data: {"error": {}}\n\n' + DONE), True, "An answer without its end"),
+        (response(200, DONE[:-5]), True, "Incomplete answer"),
+        (response(200, 'data: {"error": {}}\n\n' + DONE), True, "Incomplete answer"),
         (response(503, FULL), True, "503 without Retry-After"),
         (response(429, FULL, **{"retry-after": "1"}), True, "429 server_is_overloaded"),
         (response(500, {"error": {"code": None}}), False, "500 None"),
-        (response(502, "Bad gateway"), False, "502 without the contract's error"),
+        (response(502, "Bad gateway"), False, "502 without an OpenAI error body"),
     ],
 )
 def test_only_documented_refusals_are_right(answer: httpx2.Response, streams: bool, problem: str) -> None:

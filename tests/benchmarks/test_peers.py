@@ -105,7 +105,10 @@ def test_a_peers_server_is_started_measured_and_ended(tmp_path: Path):
 
 def test_a_peer_that_ends_at_once_is_an_error_with_its_log(tmp_path: Path):
     peer = server_peer(tmp_path, "raise SystemExit(3)")
-    with pytest.raises(RuntimeError, match=r"ended with 3; its output lies in .*log"), started(peer, tmp_path / "log"):
+    with (
+        pytest.raises(RuntimeError, match=r"exited with code 3. Its output is in .*log"),
+        started(peer, tmp_path / "log"),
+    ):
         pass
 
 

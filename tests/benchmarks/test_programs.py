@@ -143,7 +143,7 @@ def test_a_peer_that_does_not_work_is_left_out_of_the_gpus_rows(capsys: pytest.C
         def peak_memory_mb(self) -> float | None: ...
 
     assert not gpu._runs(Broken(), Plan(Scale(1024)))
-    assert "left out: MemoryError" in capsys.readouterr().out
+    assert f"Skipping {gpu.PEER}. MemoryError" in capsys.readouterr().out
 
 
 NOT_ON_A_BARE_MACHINE = (

@@ -108,7 +108,7 @@ def test_only_what_lies_between_the_marks_is_replaced():
 
 
 def test_a_page_without_marks_is_refused():
-    with pytest.raises(ValueError, match="needs the marks"):
+    with pytest.raises(ValueError, match="must contain the markers"):
         replace_section("nothing here", ["new"])
 
 

@@ -10,10 +10,10 @@ import pytest
 from benchmarks.soak import log_findings, server_findings, soak
 from benchmarks.soak_client import Outcome
 from benchmarks.soak_memory import Sample, memory_findings, slope
-from benchmarks.soak_requests import KINDS, Ask, Requests
+from benchmarks.soak_requests import KINDS, Requests, SoakRequest
 
-CHAT = Ask("chat", "/chat/completions", b"{}")
-LEFT = Ask("cancel", "/chat/completions", b"{}", leave_after=0)
+CHAT = SoakRequest("chat", "/chat/completions", b"{}")
+LEFT = SoakRequest("cancel", "/chat/completions", b"{}", leave_after=0)
 Rows = dict[str, tuple[int, str, int]]
 
 
@@ -25,7 +25,7 @@ Rows = dict[str, tuple[int, str, int]]
         (Outcome("a", CHAT, 200, completion_tokens=5), {"a": (200, "stop", 4)}, "a: logged 4 tokens (stop)"),
         (Outcome("a", CHAT, 200, completion_tokens=5), {"a": (200, "", 5)}, "a: logged 5 tokens ()"),
         (Outcome("a", CHAT, 503), {"a": (503, "", 0)}, ""),
-        (Outcome("a", CHAT, 503), {"a": (500, "", 0)}, "a: the log says 500, the client saw 503."),
+        (Outcome("a", CHAT, 503), {"a": (500, "", 0)}, "a: the log has status 500, the client got 503."),
         (Outcome("a", LEFT, 0), {"a": (499, "", 2)}, ""),
         (Outcome("a", LEFT, 0), {}, ""),
     ],
@@ -38,7 +38,7 @@ def test_the_log_is_held_against_what_the_client_saw(outcome: Outcome, rows: Row
 
 def test_a_row_that_nobody_sent_is_found():
     found = log_findings([], {"c1-5": (200, "stop", 3), "req_123": (200, "stop", 3)})
-    assert found == ["c1-5 is in the log, but nobody sent it."]
+    assert found == ["c1-5 is in the log but was not sent."]
 
 
 def samples(*sizes: float, threads: int = 10, end_threads: int = 10) -> list[Sample]:
@@ -69,7 +69,7 @@ def test_the_slope_is_that_of_a_line():
 
 def test_a_server_that_logged_an_exception_or_ended_badly_is_wrong():
     assert server_findings(0, "all is well") == []
-    assert server_findings(1, "oh")[0].startswith("The server ended with 1")
+    assert server_findings(1, "oh")[0].startswith("The server exited with code 1")
     assert "KeyError" in server_findings(0, "Traceback (most recent call last): KeyError")[0]
 
 
@@ -77,10 +77,10 @@ def test_requests_are_of_all_kinds_and_can_be_repeated():
     first, second = (Requests("m", ("joyful",), 1024, seed=3) for _ in range(2))
     asked = [first.draw() for _ in range(1500)]
     assert asked == [second.draw() for _ in range(1500)]
-    assert {ask.kind for ask in asked} == set(KINDS)
-    assert {ask.status for ask in asked} == {200, 400, 404, 415}
-    assert {json.loads(ask.body).get("profile") for ask in asked if ask.kind == "chat"} == {None, "joyful"}
-    assert {ask.leave_after for ask in asked} >= {None, 0, 1, 3, 10}
+    assert {request.kind for request in asked} == set(KINDS)
+    assert {request.status for request in asked} == {200, 400, 404, 415}
+    assert {json.loads(request.body).get("profile") for request in asked if request.kind == "chat"} == {None, "joyful"}
+    assert {request.leave_after for request in asked} >= {None, 0, 1, 3, 10}
 
 
 @pytest.mark.live

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.tokenizer import FIRST_WORD
-from benchmarks.workloads import MAKERS, Maker, Scale, nothing_shared, shared_prefix, single, stall, steered, streams
+from benchmarks.workloads import MAKERS, Maker, Scale, shared_prefix, single, stall, steered, streams, unshared_prefix
 
 FULL = Scale(vocab=151_936)
 
@@ -50,8 +50,10 @@ def test_w4_shares_its_first_1024_tokens_and_nothing_more():
 
 
 def test_w4_unshared_has_the_same_lengths():
-    assert [len(j.prompt) for j in nothing_shared(FULL, 0).jobs] == [len(j.prompt) for j in shared_prefix(FULL, 0).jobs]
-    assert len({job.prompt[:8] for job in nothing_shared(FULL, 0).jobs}) == 16
+    assert [len(j.prompt) for j in unshared_prefix(FULL, 0).jobs] == [
+        len(j.prompt) for j in shared_prefix(FULL, 0).jobs
+    ]
+    assert len({job.prompt[:8] for job in unshared_prefix(FULL, 0).jobs}) == 16
 
 
 def test_w5_ends_with_a_long_prompt_that_comes_late():

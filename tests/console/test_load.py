@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from console.load.history import SPANS, read_history, total
 from console.load.load import MAX_NAMES, NO_GAPS, NO_WAITS, Load, percentile
-from console.load.sampler import MAX_PENDING, LoadSampler, forget_load, record_load
+from console.load.sampler import MAX_PENDING, LoadSampler, delete_old_load, record_load
 from console.load.totals import Totals, load_between, read_totals
 from console.models import HOUR_S, MINUTE_S, LoadSample
 from inference.metrics import FAST_BUCKETS, SLOW_BUCKETS
@@ -168,7 +168,7 @@ def test_old_samples_are_forgotten():
     ages = {MINUTE_S: (timedelta(hours=1), timedelta(hours=26)), HOUR_S: (timedelta(days=34), timedelta(days=36))}
     minutes, hours = ({NOON - age: Load(requests=1) for age in ages[span]} for span in (MINUTE_S, HOUR_S))
     record_load(process=uuid.uuid4(), minutes=minutes, hours=hours)
-    assert forget_load(now=NOON, retention=timedelta(days=35)) == 2
+    assert delete_old_load(now=NOON, retention=timedelta(days=35)) == 2
     assert list(kept(MINUTE_S)) == [NOON - timedelta(hours=1)]
     assert list(kept(HOUR_S)) == [NOON - timedelta(days=34)]
 

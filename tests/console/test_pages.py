@@ -75,5 +75,5 @@ def test_an_endpoint_takes_its_methods_and_parts_of_its_route(pages: Pages):
 
 def test_a_name_is_given_once(pages: Pages):
     page = pages.add_page(Page("x", "x/", "X", "console/dashboard.html"))
-    with pytest.raises(AssertionError, match="two pages are named x"):
+    with pytest.raises(AssertionError, match="page x is already registered"):
         pages.add_page(page)

@@ -88,7 +88,7 @@ def is_refused(page: Page, paths: list[str]) -> None:
     if paths:
         page.goto(site + paths[-1])
         expect(page.get_by_role("heading", name="403")).to_be_visible()
-        expect(page.get_by_text("Your account has no permission to do this.")).to_be_visible()
+        expect(page.get_by_text("Your account does not have permission to do this.")).to_be_visible()
         page.get_by_role("link", name="Console").click()
 
 

@@ -174,7 +174,7 @@ def test_commands_list_cancel_and_retry(kind: str, capsys: pytest.CaptureFixture
     job = enqueue_job(kind=kind, params={}, title="Of a command")
     Job.objects.update(done=1, total=4, message="at one")
     call_command("jobs")
-    assert f"{job.pk} queued 1/4 test.0 “Of a command”: at one" in capsys.readouterr().out
+    assert f'{job.pk} queued 1/4 test.0 "Of a command": at one' in capsys.readouterr().out
     call_command("jobs", "--state", "failed")
     assert capsys.readouterr().out == ""
     call_command("cancel_job", str(job.pk))
@@ -184,7 +184,7 @@ def test_commands_list_cancel_and_retry(kind: str, capsys: pytest.CaptureFixture
     call_command("retry_job", str(job.pk))
     job.refresh_from_db()
     assert job.state == "queued"
-    with pytest.raises(CommandError, match="There is no job"):
+    with pytest.raises(CommandError, match="does not exist"):
         call_command("retry_job", str(uuid.uuid4()))
     with pytest.raises(CommandError, match="invalid UUID"):
         call_command("cancel_job", "nonsense")

@@ -53,7 +53,7 @@ def test_a_rolled_back_transaction_leaves_neither_row_nor_delivery(kind: str) ->
 
 
 def test_an_unknown_kind_is_refused_with_those_that_are_known(kind: str) -> None:
-    with pytest.raises(UnknownKindError, match=r"'nonsense'.*test\.0"):
+    with pytest.raises(UnknownKindError, match=r"`nonsense`.*test\.0"):
         enqueue_job(kind="nonsense", params={})
     assert not Job.objects.exists()
 
@@ -67,7 +67,7 @@ def test_an_unknown_kind_is_refused_with_those_that_are_known(kind: str) -> None
         ({"x\x00": 1}, "NUL"),
         ({"x": "\ud800"}, "surrogate"),
         ({"x": object()}, "JSON"),
-        ([1], "object, not list"),
+        ([1], "object, got list"),
         ({"x": "a" * MAX_BYTES}, "16 MiB"),
     ],
 )

@@ -10,13 +10,13 @@ from django.db.models.functions import Now
 from django.utils import timezone
 from procrastinate.contrib.django.models import ProcrastinateJob
 
-from jobs.deliveries import deliver_forgotten
+from jobs.deliveries import deliver_due
 from jobs.errors import JobPostponed
 from jobs.execution import RunningJobs, run_job
 from jobs.models import Job
 from jobs.running_job import RunningJob
 from jobs.services import enqueue_job
-from jobs.worker import MAX_CRASHES, forget_ended, recover_stalled, sweep
+from jobs.worker import MAX_CRASHES, delete_ended, recover_stalled, sweep
 from tests.jobs.conftest import AddKind
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
@@ -69,8 +69,8 @@ def test_an_orphan_that_was_cancelled_does_not_run_again(add_kind: AddKind) -> N
 def test_a_queued_job_whose_delivery_is_lost_gets_a_new_one(add_kind: AddKind) -> None:
     job = enqueue_job(kind=add_kind(lambda job: None), params={})
     ProcrastinateJob.objects.filter(args={"job_id": str(job.pk)})._raw_delete("default")
-    deliver_forgotten()
-    deliver_forgotten()
+    deliver_due()
+    deliver_due()
     assert delivered(job) == 1
 
 
@@ -81,7 +81,7 @@ def test_ended_jobs_are_forgotten_after_their_time(add_kind: AddKind) -> None:
         Job.objects.filter(pk=job.pk).update(state=state, finished_at=Now() - timedelta(days=days))
     waiting = enqueue_job(kind=kind, params={})
     Job.objects.filter(pk=waiting.pk).update(created_at=Now() - timedelta(days=99))
-    assert forget_ended(30) == 3
+    assert delete_ended(30) == 3
     assert set(Job.objects.all()) == {jobs[3], waiting}
 
 
@@ -126,7 +126,7 @@ def test_a_postponed_job_is_delivered_when_it_is_due(add_kind: AddKind) -> None:
     job.refresh_from_db()
     assert (job.attempts, delivered(job)) == (1, 0)
     Job.objects.update(not_before=timezone.now())
-    deliver_forgotten()
+    deliver_due()
     assert delivered(job) == 1
     run_job(job.pk)
     job.refresh_from_db()

@@ -157,7 +157,7 @@ def test_jobs_outlive_a_restart_of_postgres(home: Path, servers: list[live.LiveS
     site.until(lambda: site.job(running)[:2] == ("running", 5), *servers)
     assert postgres.stop_if_unused()
     held.unlink()  # what the job does next is to write its progress, into a database that is away
-    servers[0].wait_for("A job waits for the database")
+    servers[0].wait_for("A job is waiting for the database")
     postgres.ensure_running()
     site.until(lambda: site.job(running)[0] == "succeeded", *servers)
     late = site.enqueue(home / "late", 3, 9)
@@ -173,6 +173,6 @@ def test_jobs_outlive_a_restart_of_postgres(home: Path, servers: list[live.LiveS
 def test_commands_start_no_worker(site: Site, tmp_path: Path) -> None:
     job = site.enqueue(tmp_path / "waits", 1, 9)
     said = live.manage("jobs", environment=site.environment)
-    assert f"{job} queued test.count “Count”" in said
+    assert f'{job} queued test.count "Count"' in said
     assert site.job(job)[0] == "queued"
     assert not (tmp_path / "waits").exists()

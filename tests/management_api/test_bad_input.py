@@ -379,8 +379,8 @@ class TestOtherValues:
     def test_several_problems_are_all_named(self, admin_api: Api):
         response = admin_api.post("keys", {"name": 5, "priority": "x"})
         message = response.json()["error"]["message"]
-        assert "name: expected a string" in message
-        assert "priority: expected an integer" in message
+        assert "name: must be a string, got a number" in message
+        assert "priority: must be an integer, got a string" in message
 
     def test_texts_come_back_as_they_are_said(self, admin_api: Api, profile: SteeringProfile):
         """JSON is data: nothing in it is markup, and pages that show it escape it."""

@@ -195,7 +195,7 @@ def test_a_tree_of_empty_directories_ends(tmp_path: Path, monkeypatch: pytest.Mo
         ("[Errno 2] No such file: '/srv/a/b.safetensors'", "[Errno 2] No such file: '…/b.safetensors'"),
         ("in ~/models/x have changed", "in …/x have changed"),
         ("GET /v1/models lists the models; see https://example.org/a/b and docs/x/y.", None),
-        ("Send “Content-Type: application/json”, 3/4 of it and/or more.", None),
+        ("Send `Content-Type: application/json`, 3/4 of it and/or more.", None),
     ],
 )
 def test_errors_of_v1_hold_no_paths_of_the_machine(message: str, shown: str | None):

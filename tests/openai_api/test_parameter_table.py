@@ -39,7 +39,7 @@ CALLS: dict[str, Any] = {
 }
 
 
-def test_the_committed_table_is_in_step():
+def test_the_committed_table_is_up_to_date():
     """After a wanted change: manage.py compatibility_doc"""
     assert page_with_table(PATH.read_text()) == PATH.read_text()
     call_command("compatibility_doc", check=True)

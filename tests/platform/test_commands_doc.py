@@ -7,10 +7,10 @@ from pathlib import Path
 from django.core.management import call_command
 
 from millm_site.env import PROJECT_DIR
-from millm_site.management.commands.commands_doc import DJANGOS_OWN, commands_page, is_in_step, own_commands
+from millm_site.management.commands.commands_doc import DJANGOS_OWN, commands_page, is_up_to_date, own_commands
 
 
-def test_committed_page_is_in_step() -> None:
+def test_committed_page_is_up_to_date() -> None:
     assert (PROJECT_DIR / "docs" / "commands.md").read_text() == commands_page()
     call_command("commands_doc", check=True)
 
@@ -47,5 +47,5 @@ def test_every_command_says_what_it_does() -> None:
 
 def test_page_that_differs_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "commands.md").write_text(commands_page() + "more")
-    assert not is_in_step(tmp_path / "commands.md")
-    assert not is_in_step(tmp_path / "missing.md")
+    assert not is_up_to_date(tmp_path / "commands.md")
+    assert not is_up_to_date(tmp_path / "missing.md")

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from millm_site.server.limits import OTHER_FILES, open_files_allow
+from millm_site.server.limits import OTHER_FILES, possible_connections
 from tests.live import LiveServer
 from tests.platform.conftest import StartEcho
 from tests.platform.wire import get
@@ -85,7 +85,7 @@ def test_no_more_than_the_system_allows(monkeypatch: pytest.MonkeyPatch) -> None
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr("resource.getrlimit", lambda _: (1_024, 2_000))
     monkeypatch.setattr("resource.setrlimit", lambda _, limits: asked.append(limits))
-    assert open_files_allow(4_096) == 2_000 - OTHER_FILES
-    assert open_files_allow(0) == 2_000 - OTHER_FILES
-    assert open_files_allow(100) == 100
+    assert possible_connections(4_096) == 2_000 - OTHER_FILES
+    assert possible_connections(0) == 2_000 - OTHER_FILES
+    assert possible_connections(100) == 100
     assert asked == [(2_000, 2_000)] * 3

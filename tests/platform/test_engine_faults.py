@@ -68,7 +68,7 @@ def test_after_a_thread_hangs_the_server_tells_everyone_and_ends_with_an_error(
         refused = chat(server.url)
         assert (refused.status, refused.error["message"]) == (500, "The engine failed.")
         assert server.process.wait(live.PATIENCE_S) == 1
-    assert "The engine is lost. The engine thread has not responded for 1 s" in server.output
+    assert "The engine failed. The engine thread has not responded for 1 s" in server.output
 
 
 def test_clients_that_leave_free_the_queue_and_the_batch_at_once(tmp_path: Path, database_url: str) -> None:

@@ -16,7 +16,7 @@ from millm_site import env as env_module
 from millm_site.apps import unknown_variables
 from millm_site.env import ENGINE_OPTIONS, PROJECT_DIR, Environment, explain
 from millm_site.http.hosts import allowed_hosts
-from millm_site.secret_key import kept_key
+from millm_site.secret_key import stored_key
 from tests.live import clean_environment
 
 # Read by Django's settings under Django's names only.
@@ -57,7 +57,7 @@ def test_every_variable_has_a_description() -> None:
         ("trusted_proxies", "10.0.0.0/8,proxy", "proxy"),
         ("debug", "maybe", "boolean"),
         ("cors_origins", "https://a.example,b.example", "b.example"),
-        ("cors_origins", "https://a.example/path", "no origin"),
+        ("cors_origins", "https://a.example/path", "is not an origin"),
     ],
 )
 def test_bad_value_is_explained_with_name_value_and_reason(name: str, value: object, complaint: str) -> None:
@@ -70,7 +70,7 @@ def test_bad_value_is_explained_with_name_value_and_reason(name: str, value: obj
 @pytest.mark.parametrize("variables", [{"auth": "loopback"}, {"debug": 1}])
 def test_no_page_of_any_site_may_use_a_server_without_keys(variables: dict[str, object]) -> None:
     message = problems(cors_origins="https://a.example,*", **variables)
-    assert message.startswith("MILLM_AUTH: must be `required` while MILLM_CORS_ORIGINS is `*`")
+    assert message.startswith("MILLM_AUTH: must be `required` if MILLM_CORS_ORIGINS is `*`")
     assert environment(cors_origins="*", auth="required", debug=1).auth_mode == "required"
     assert environment(cors_origins="https://a.example", **variables).auth_mode == "loopback"
 
@@ -151,9 +151,9 @@ def test_unknown_variable_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_secret_key_is_made_once_for_the_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "new" / "secret_key"
-    key = kept_key(path)
+    key = stored_key(path)
     assert len(key) >= 50
-    assert kept_key(path) == key
+    assert stored_key(path) == key
     assert path.stat().st_mode & 0o777 == 0o600
     assert [child.name for child in path.parent.iterdir()] == ["secret_key"]
 
@@ -161,7 +161,7 @@ def test_secret_key_is_made_once_for_the_owner_only(tmp_path: Path) -> None:
 def test_damaged_secret_key_is_explained(tmp_path: Path) -> None:
     (tmp_path / "secret_key").write_text("short")
     with pytest.raises(SystemExit, match="Delete it"):
-        kept_key(tmp_path / "secret_key")
+        stored_key(tmp_path / "secret_key")
 
 
 def test_folder_of_another_user_is_explained(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_folder_of_another_user_is_explained(tmp_path: Path) -> None:
             raise PermissionError(13, "Permission denied", str(self))
 
     with pytest.raises(SystemExit, match="set MILLM_HOME"):
-        kept_key(Closed(tmp_path) / "secret_key")
+        stored_key(Closed(tmp_path) / "secret_key")
 
 
 def test_environment_is_read_once() -> None:

@@ -38,7 +38,7 @@ async def test_one_complaint_makes_it_unavailable_and_is_shown() -> None:
 async def test_probe_that_hangs_is_cut() -> None:
     started = time.monotonic()
     report = await examine({"a": hanging, "b": hanging}, timeout_s=0.2)
-    assert report["a"] == "No answer within 0.2 s."
+    assert report["a"] == "No response within 0.2 s."
     assert time.monotonic() - started < 1
 
 

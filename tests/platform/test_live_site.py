@@ -41,7 +41,7 @@ def test_busy_port_is_one_clear_sentence(live_site: LiveSite) -> None:
     environment = {**live_site.server.environment, "MILLM_PORT": port}
     with live.running([sys.executable, "manage.py", "serve"], environment) as second:
         assert second.process.wait(live.PATIENCE_S) == 1
-        second.wait_for(rf"Port {port} of 127.0.0.1 is in use")
+        second.wait_for(rf"Port {port} of 127.0.0.1 is already in use")
     assert "Traceback" not in second.output
 
 

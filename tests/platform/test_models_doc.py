@@ -6,10 +6,10 @@ from django.core.management import call_command
 
 from inference.files.architectures import EXACT, REFUSED
 from millm_site.env import PROJECT_DIR
-from millm_site.management.commands.models_doc import is_in_step, models_page
+from millm_site.management.commands.models_doc import is_up_to_date, models_page
 
 
-def test_committed_page_is_in_step() -> None:
+def test_committed_page_is_up_to_date() -> None:
     assert (PROJECT_DIR / "docs" / "models.md").read_text() == models_page()
     call_command("models_doc", check=True)
 
@@ -22,5 +22,5 @@ def test_page_names_every_architecture_and_why_one_is_refused() -> None:
 
 def test_page_that_differs_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "models.md").write_text(models_page() + "\nmore")
-    assert not is_in_step(tmp_path / "models.md")
-    assert not is_in_step(tmp_path / "missing.md")
+    assert not is_up_to_date(tmp_path / "models.md")
+    assert not is_up_to_date(tmp_path / "missing.md")

@@ -50,7 +50,7 @@ def test_what_one_may_not_do_is_refused_by_a_page_with_a_way_back(client: Client
     answer = client.get("/admin/auth/user/")
     assert answer.status_code == 403
     text = answer.content.decode()
-    assert "Your account has no permission to do this." in text
+    assert "Your account does not have permission to do this." in text
     assert 'href="/admin/"' in text
 
 

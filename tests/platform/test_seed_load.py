@@ -71,5 +71,5 @@ def test_real_rows_are_left_alone(what: str):
 
 @pytest.mark.parametrize("options", [{"rows": -1}, {"features": -1}, {"rows": 10**12}])
 def test_numbers_are_bounded(options: dict[str, int]):
-    with pytest.raises(CommandError, match="Numbers go from"):
+    with pytest.raises(CommandError, match="--rows and --features must be between 0 and"):
         seed(**options)

@@ -1,4 +1,4 @@
-"""``manage.py jobs``: what runs, waits and has ended."""
+"""``manage.py jobs``: list jobs."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ class Command(BaseCommand):
             rows = rows.filter(state=state)
         for job in rows[: max(limit, 0)]:
             progress = f" {job.done}/{job.total}" if job.total else ""
-            said = job.error or job.message
-            self.stdout.write(f"{job.id} {job.state}{progress} {job.kind} “{job.title}”{f': {said}' if said else ''}")
+            text = job.error or job.message
+            self.stdout.write(f'{job.id} {job.state}{progress} {job.kind} "{job.title}"{f": {text}" if text else ""}')

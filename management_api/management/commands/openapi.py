@@ -19,9 +19,9 @@ class Command(BaseCommand):
     requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--output", type=Path, help="The file to write. Without one, the document is printed.")
+        parser.add_argument("--output", type=Path, help="File to write. Default: print the document.")
         parser.add_argument(
-            "--format", choices=("json", "yaml"), help="Default: by the ending of --output, JSON without one."
+            "--format", choices=("json", "yaml"), help="Default: from the file extension of --output, otherwise JSON."
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -34,7 +34,7 @@ class Command(BaseCommand):
             path.write_text(text, encoding="utf-8")
         except OSError as error:
             raise CommandError(f"Could not write `{path}`: {error.strerror}.") from error
-        self.stdout.write(f"Wrote {path}.")
+        self.stdout.write(f"Wrote `{path}`.")
 
 
 def _format_of(path: Path | None) -> str:

@@ -1,4 +1,4 @@
-"""How pages write times: in UTC, to the second, as the request log and the audit trail do, and so that text sorts."""
+"""Format of times on pages: UTC, to the second, sortable as text, as in the request log and the audit trail."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def own_commands() -> Iterator[tuple[str, BaseCommand]]:
             yield name, load_command_class(app_name, name)
 
 
-def is_in_step(path: Path = PATH) -> bool:
+def is_up_to_date(path: Path = PATH) -> bool:
     return path.is_file() and path.read_text() == commands_page()
 
 
@@ -70,7 +70,7 @@ def _row(action: argparse.Action) -> str:
 
 
 def _with_default(action: argparse.Action) -> str:
-    """Return the help text with the default, unless that is a path of this machine."""
+    """Return the help text with the default, unless the default is a path on this machine."""
     text = action.help or ""
     if isinstance(action.default, str | int | float):
         return text.replace("%(default)s", str(action.default))
@@ -93,10 +93,10 @@ class Command(BaseCommand):
     requires_system_checks = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--check", action="store_true", help="Write nothing; fail if the page does not match.")
+        parser.add_argument("--check", action="store_true", help="Write nothing; fail if the page is out of date.")
 
     def handle(self, *args: Any, check: bool, **options: Any) -> None:
         if not check:
             PATH.write_text(commands_page())
-        elif not is_in_step():
-            raise CommandError(f"{PATH.name} does not match the commands. Run: python manage.py commands_doc")
+        elif not is_up_to_date():
+            raise CommandError(f"{PATH.name} is out of date. Run: python manage.py commands_doc")

@@ -72,7 +72,7 @@ def models_page() -> str:
     return HEAD + EXACT_HEAD + _rows(EXACT) + LONG_ROPE + REFUSED_HEAD + _rows(REFUSED)
 
 
-def is_in_step(path: Path = PATH) -> bool:
+def is_up_to_date(path: Path = PATH) -> bool:
     return path.is_file() and path.read_text() == models_page()
 
 
@@ -85,12 +85,12 @@ class Command(BaseCommand):
     requires_system_checks = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--check", action="store_true", help="Write nothing; fail if the page does not match.")
+        parser.add_argument("--check", action="store_true", help="Write nothing; fail if the page is out of date.")
 
     def handle(self, *args: Any, check: bool, **options: Any) -> None:
         if not check:
             PATH.write_text(models_page())
-        elif not is_in_step():
+        elif not is_up_to_date():
             raise CommandError(
                 f"{PATH.name} does not match inference/files/architectures.py. Run: python manage.py models_doc"
             )

@@ -15,7 +15,7 @@ from millm_site.first_run import welcome
 from millm_site.server.listener import PortError, listen, url_of
 from millm_site.server.reloading import supervise
 
-RELOAD_DRAIN_S = 1.0  # who edits code does not wait for streams
+RELOAD_DRAIN_S = 1.0  # a reload should not wait for long streams
 
 
 class Command(runserver.Command):
@@ -25,7 +25,7 @@ class Command(runserver.Command):
     port: str
 
     def run(self, **options: Any) -> None:
-        """Three processes' worth of duties: without reloader, as its parent, as its child."""
+        """Run the server, either without autoreload or as the parent or the child process of the reloader."""
         if not options["use_reloader"]:
             self.inner_run(None, **options)
         elif os.environ.get(autoreload.DJANGO_AUTORELOAD_ENV) != "true":
@@ -39,7 +39,7 @@ class Command(runserver.Command):
             autoreload.run_with_reloader(self.inner_run, **options)
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, signal.SIG_IGN)  # once is enough: it stops
+                signal.signal(number, signal.SIG_IGN)  # it is stopping already
             if self.server is not None:
                 self.server.stop_soon(RELOAD_DRAIN_S)
                 self.server.stopped.wait(RELOAD_DRAIN_S + 10)

@@ -26,11 +26,11 @@ class Command(BaseCommand):
 
     def handle(self, *, rows: int, features: int, force: bool, **options: Any) -> None:
         if not (0 <= rows <= MAX_ROWS and 0 <= features <= MAX_ROWS):
-            raise CommandError(f"Numbers go from 0 to {MAX_ROWS:,}.")
+            raise CommandError(f"--rows and --features must be between 0 and {MAX_ROWS:,}.")
         began = time.monotonic()
         try:
             seeded = seed_load(num_rows=rows, num_features=features, is_forced=force)
         except RealRowsError as error:
-            raise CommandError(f"{error} Take a database of its own, or say --force.") from error
+            raise CommandError(f"{error} Use a separate database, or pass --force.") from error
         seconds = time.monotonic() - began
         self.stdout.write(f"Added {seeded.rows:,} requests and {seeded.features:,} features in {seconds:.0f} s.")

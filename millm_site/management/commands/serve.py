@@ -38,21 +38,23 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, setup: bool, measure_demo: bool, **options: Any) -> None:
-        gc.disable()  # imports make little garbage, and searching them for it takes a fifth of the start
+        gc.disable()  # imports create little garbage, and collecting it would take a fifth of the startup time
         try:
-            self._serve(setup=setup, measures_demo=measure_demo)
+            self._serve(setup=setup, measure_demo=measure_demo)
         finally:
             gc.enable()
 
-    def _serve(self, *, setup: bool, measures_demo: bool) -> None:
+    def _serve(self, *, setup: bool, measure_demo: bool) -> None:
         from millm_site.server.listener import PortError, listen, url_of
 
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # until the server takes it over
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # until the server handles it
         try:
-            listener = listen(settings.MILLM_HOST, settings.MILLM_PORT)  # first: a busy port must not cost a migration
+            listener = listen(
+                settings.MILLM_HOST, settings.MILLM_PORT
+            )  # first: fail before migrating if the port is in use
         except PortError as error:
             raise CommandError(str(error)) from error
-        login = self._prepare(setup=setup, measures_demo=measures_demo)
+        login = self._prepare(setup=setup, measure_demo=measure_demo)
         from millm_site.server.site import site_server
 
         server = site_server(listener)
@@ -61,35 +63,35 @@ class Command(BaseCommand):
         server.run(with_signals=True, on_ready=lambda: self._announce(text))
         self._stop()
         if serving.failure:
-            raise CommandError(f"The engine is lost. {serving.failure}")
+            raise CommandError(f"The engine failed. {serving.failure}")
 
-    def _prepare(self, *, setup: bool, measures_demo: bool) -> Login | None:
+    def _prepare(self, *, setup: bool, measure_demo: bool) -> Login | None:
         try:
             if setup:
-                self._say("Preparing the database and the demo ...")
-                return set_up(measures_demo=measures_demo)
+                self._print("Preparing the database and the demo ...")
+                return set_up(measure_demo=measure_demo)
             if not is_migrated():
-                raise CommandError("The database lacks migrations. Run `manage.py migrate`, or serve with --setup.")
+                raise CommandError("There are unapplied migrations. Run `manage.py migrate`, or pass --setup.")
         except OperationalError as error:
             raise CommandError(f"The database cannot be used: {error}") from error
         return None
 
     def _hidden_password(self, login: Login | None) -> Path | None:
-        """Where a new password was written, unless somebody is watching the output."""
+        """Write a new password to a file and return its path; None on a terminal, where the password is printed."""
         if login is None or not login.password or self.stdout.isatty():
             return None
         return keep_first_password(login.password, settings.MILLM_HOME)
 
     def _announce(self, text: str) -> None:
         gc.enable()
-        self._say(text)
+        self._print(text)
 
     def _stop(self) -> None:
         serving.stop(0.0)
         stop_embedded()
-        self._say("Stopped.")
+        self._print("Stopped.")
 
-    def _say(self, text: str) -> None:
-        """At once, also into a pipe or a file."""
+    def _print(self, text: str) -> None:
+        """Print ``text`` and flush, because the output may be a pipe or a file."""
         self.stdout.write(text)
         self.stdout.flush()

@@ -15,11 +15,11 @@ from millm_site.env import PREFIX, PROJECT_DIR, Environment
 PATH = PROJECT_DIR / "docs" / "settings.md"
 HEAD = """# Settings
 
-All settings are environment variables. An empty variable counts as unset; a bad value ends the program with a message
-that names it, and `manage.py check` warns about variables with the prefix that nothing reads. This page is made by
-`manage.py settings_doc` from `millm_site/env.py`; `make check` fails when they differ.
+All settings are environment variables. An empty variable counts as unset. An invalid value ends the program with an
+error message that names it, and `manage.py check` warns about variables with the prefix that are not settings.
+`manage.py settings_doc` writes this page from `millm_site/env.py`, and `make check` fails if it is out of date.
 
-| variable | default | meaning |
+| variable | default | description |
 |---|---|---|
 """
 
@@ -28,7 +28,7 @@ def settings_page() -> str:
     return HEAD + "".join(_row(name, field) for name, field in Environment.model_fields.items())
 
 
-def is_in_step(path: Path = PATH) -> bool:
+def is_up_to_date(path: Path = PATH) -> bool:
     return path.is_file() and path.read_text() == settings_page()
 
 
@@ -63,11 +63,11 @@ class Command(BaseCommand):
     requires_system_checks = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--check", action="store_true", help="Write nothing; fail if the page does not match.")
+        parser.add_argument("--check", action="store_true", help="Write nothing; fail if the page is out of date.")
 
     def handle(self, *args: Any, check: bool, **options: Any) -> None:
         if not check:
             PATH.parent.mkdir(exist_ok=True)
             PATH.write_text(settings_page())
-        elif not is_in_step():
-            raise CommandError(f"{PATH.name} does not match millm_site/env.py. Run: python manage.py settings_doc")
+        elif not is_up_to_date():
+            raise CommandError(f"{PATH.name} is out of date. Run: python manage.py settings_doc")

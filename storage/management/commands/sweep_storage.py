@@ -13,4 +13,4 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         swept = sweep_storage()
         named = f"{swept.files} files, {swept.uploads} uploads, {swept.chunks} chunks"
-        self.stdout.write(f"Removed {named} and {swept.blobs} left-over blobs.")
+        self.stdout.write(f"Deleted {named} and {swept.blobs} unreferenced blobs.")

@@ -134,8 +134,8 @@ def test_a_source_that_there_is_not_is_refused(auditor: Client):
         ({"p": "3"}, 'Unknown search field "p"'),
         ({"created_at__gte": "2020"}, 'Unknown search field "created_at__gte"'),
         ({"o": "1.2"}, 'Unknown search field "o"'),
-        ({"before": "junk"}, "no place in the list"),
-        ({"after": "1.\0"}, "no place in the list"),
+        ({"before": "junk"}, "is not a valid cursor"),
+        ({"after": "1.\0"}, "is not a valid cursor"),
         ({"last": "day", "since": "2020-01-01T00:00"}, "Choose either this"),
     ],
 )
