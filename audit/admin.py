@@ -87,15 +87,15 @@ class TrailForm(forms.Form):
         return AuditEvent.objects.filter(_condition(self.cleaned_data))
 
 
-def _condition(asked: dict[str, Any]) -> Q:
+def _condition(filters: dict[str, Any]) -> Q:
     exact = {"user": "user", "action": "action", "kind": "kind", "object": "object_id"}
-    condition = Q(**{field: asked[name] for name, field in exact.items() if asked[name]})
-    if asked["since"]:
-        condition &= Q(at__gte=datetime.combine(asked["since"], time.min, UTC))
-    if asked["until"]:
-        condition &= Q(at__lte=datetime.combine(asked["until"], time.max, UTC))
-    if asked["q"]:
-        text = asked["q"]
+    condition = Q(**{field: filters[name] for name, field in exact.items() if filters[name]})
+    if filters["since"]:
+        condition &= Q(at__gte=datetime.combine(filters["since"], time.min, UTC))
+    if filters["until"]:
+        condition &= Q(at__lte=datetime.combine(filters["until"], time.max, UTC))
+    if filters["q"]:
+        text = filters["q"]
         condition &= Q(subject__icontains=text) | Q(detail__icontains=text) | Q(request_id=text) | Q(key=text)
     return condition
 

@@ -35,7 +35,7 @@ class NewUserForm(AdminUserCreationForm[User]):
         self.fields["is_staff"].initial = True
 
 
-class LimitedToOwnRights(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
+class LimitedToOwnRights(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at run time
     """Offers and accepts only groups and permissions that the editing user has."""
 
     def formfield_for_manytomany(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
@@ -58,7 +58,7 @@ class LimitedToOwnRights(admin.ModelAdmin):  # type: ignore[type-arg]  # it take
 
 
 @admin.register(User)
-class UserPages(LimitedToOwnRights, UserAdmin):  # type: ignore[type-arg]  # it takes none at run time
+class UserPages(LimitedToOwnRights, UserAdmin):  # type: ignore[type-arg]  # not generic at run time
     add_form = NewUserForm
     list_display = ("username", "roles", "is_active", "is_staff", "is_superuser", "last_login")
     add_fieldsets = (

@@ -158,7 +158,7 @@ def keyset_page(
     )
 
 
-class EstimatingPaginator(Paginator):  # type: ignore[type-arg]  # it takes none at run time
+class EstimatingPaginator(Paginator):  # type: ignore[type-arg]  # not generic at run time
     """Django's paginator, but the number of rows of a large unfiltered table is estimated instead of counted."""
 
     @cached_property

@@ -134,7 +134,7 @@ admin.site.unregister(ProcrastinateJob)  # hide procrastinate's deliveries; user
 
 
 @admin.register(Job)
-class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
+class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at run time
     """Admin of jobs: read-only except cancel and retry. Users without "manage all jobs" see their own jobs."""
 
     empty_words = (

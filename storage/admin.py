@@ -86,7 +86,7 @@ def _problem(error: dict[str, object]) -> str:
     return f"Line {line}: {error.get('message')}" if line else str(error.get("message"))
 
 
-class ClientObjectAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
+class ClientObjectAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at run time
     list_select_related = ("owner",)
     list_per_page = 50
     show_full_result_count = False
@@ -178,7 +178,7 @@ class BatchAdmin(ClientObjectAdmin):
         return timeline_html(batch)
 
 
-class VectorStoreFileInline(admin.TabularInline):  # type: ignore[type-arg]  # it takes none at run time
+class VectorStoreFileInline(admin.TabularInline):  # type: ignore[type-arg]  # not generic at run time
     model = VectorStoreFile
     fields = readonly_fields = ("named_file", "status", "error_message", "shown_size", "attributes_text", "created_at")
     can_delete = False

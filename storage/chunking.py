@@ -64,7 +64,7 @@ def chunks_of(text: str, tokenizer: Any, chunking: Chunking, *, has_headings: bo
 def check_words(text: str) -> None:
     longest = max((match.end() - match.start() for match in _WORD.finditer(text)), default=0)
     if longest > MAX_WORD:
-        raise ExtractionError(f"Words must be at most {MAX_WORD} characters long; the file has one of {longest}.")
+        raise ExtractionError(f"The file contains a word of {longest} characters; the limit is {MAX_WORD}.")
 
 
 def sections_of(text: str, size: int = SECTION) -> Iterator[str]:

@@ -79,7 +79,7 @@ def test_one_long_word_is_cut(tokenizer: Any):
 
 def test_an_endless_word_is_refused(tokenizer: Any):
     assert list(chunks_of(f"a {'x' * MAX_WORD} b", word_pieces(), Chunking(), has_headings=False))
-    with pytest.raises(ExtractionError, match="the file has one of 8388608") as caught:
+    with pytest.raises(ExtractionError, match="a word of 8388608 characters") as caught:
         list(chunks_of(f"a {'x' * 2**23} b", tokenizer, Chunking(), has_headings=False))
     assert caught.value.code == "invalid_file"
 
