@@ -88,6 +88,18 @@ EXACT = (
     Architecture("starcoder2", "StarCoder2", "Sliding windows."),
 )
 
+TEXT_AND_PICTURES = (
+    Architecture("gemma3", "Gemma 3 4B, 12B, 27B"),
+    Architecture("idefics3", "Idefics 3, SmolVLM"),
+    Architecture("internvl", "InternVL 3, 3.5"),
+    Architecture("llava", "LLaVA 1.5"),
+    Architecture("mistral3", "Mistral Small 3.1, 3.2; Ministral 3"),
+    Architecture("qwen2_5_vl", "Qwen 2.5 VL"),
+    Architecture("qwen2_vl", "Qwen 2 VL"),
+    Architecture("qwen3_vl", "Qwen 3 VL"),
+    Architecture("smolvlm", "SmolVLM 2"),
+)
+
 REFUSED = (
     Architecture("bamba", "Bamba", refusal=STATE.format("the states of its Mamba 2 layers")),
     Architecture("bloom", "BLOOM", refusal=ALIBI),
@@ -127,6 +139,7 @@ REFUSED = (
 )
 
 _REFUSALS = {row.model_type: row for row in REFUSED}
+_TEXT_AND_PICTURES = frozenset(row.model_type for row in TEXT_AND_PICTURES)
 
 
 def architecture_problem(config: Mapping[str, Any]) -> str:
@@ -145,7 +158,18 @@ ModelKind = Literal["generation", "embedding", "classification"]
 SENTENCE_TRANSFORMERS = "modules.json"  # its pipeline: transformer, pooling, normalisation
 EMBEDDING_ENDINGS = ("Model", "ForMaskedLM")
 GENERATION_ENDING = "ForCausalLM"
+TEXT_AND_PICTURES_ENDING = "ForConditionalGeneration"
 CLASSIFICATION_ENDING = "ForSequenceClassification"
+# Fields of configurations of models that read or write pictures or sound.
+OTHER_INPUTS = (
+    "audio_config",
+    "conv_dim",
+    "image_size",
+    "num_mel_bins",
+    "sampling_rate",
+    "semantic_config",
+    "vision_config",
+)
 
 
 def detect_kind(path: Path, config: Mapping[str, Any]) -> ModelKind | None:
@@ -166,6 +190,15 @@ def kind_from_config(config: Mapping[str, Any], *, has_pipeline: bool) -> ModelK
         return "embedding"
     if any(name.endswith(GENERATION_ENDING) for name in names):
         return "generation"
-    if any(name.endswith(EMBEDDING_ENDINGS) for name in names):
+    if config.get("model_type") in _TEXT_AND_PICTURES and any(
+        name.endswith(TEXT_AND_PICTURES_ENDING) for name in names
+    ):
+        return "generation"
+    if any(name.endswith(EMBEDDING_ENDINGS) for name in names) and reads_text(config):
         return "embedding"
     return None
+
+
+def reads_text(config: Mapping[str, Any]) -> bool:
+    """Return whether the input of a model is text alone: classes such as CLIPModel and VitsModel also end in Model."""
+    return not any(name in config for name in OTHER_INPUTS)

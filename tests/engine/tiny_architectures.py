@@ -165,3 +165,57 @@ def write_tiny_model(path: Path, model_type: str, **overrides: Any) -> Any:
     module.save_pretrained(path)
     build_tokenizer().save_pretrained(path)
     return module
+
+
+SIGLIP = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "image_size": 16,
+    "patch_size": 8,
+}
+QWEN_EYES = {
+    "depth": 1,
+    "hidden_size": 16,
+    "embed_dim": 16,
+    "num_heads": 2,
+    "intermediate_size": 32,
+    "out_hidden_size": 32,
+    "patch_size": 8,
+    "deepstack_visual_indexes": [0],
+    "fullatt_block_indexes": [0],
+}
+MROPE = {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}}
+# model type -> type and changes of its text configuration, vision configuration
+TOWERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "gemma3": ("gemma3_text", {}, SIGLIP),
+    "idefics3": ("llama", {}, SIGLIP),
+    "internvl": ("qwen2", {}, {**SIGLIP, "image_size": [16, 16], "patch_size": [8, 8]}),
+    "llava": ("llama", {}, {**SIGLIP, "model_type": "clip_vision_model"}),
+    "mistral3": ("mistral", {}, {**SIGLIP, "head_dim": 8}),
+    "qwen2_5_vl": ("qwen2_5_vl_text", MROPE, QWEN_EYES),
+    "qwen2_vl": ("qwen2_vl_text", MROPE, QWEN_EYES),
+    "qwen3_vl": ("qwen3_vl_text", MROPE, QWEN_EYES),
+    "smolvlm": ("llama", {}, SIGLIP),
+}
+
+
+def write_tiny_tower(folder: Path, model_type: str, **overrides: Any) -> Any:
+    """Save a tiny random model for text and pictures, and return it."""
+    import torch
+    from transformers import AutoModelForImageTextToText
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    text_type, changes, vision = TOWERS[model_type]
+    text = tiny_config(text_type, **changes).to_dict()
+    config = CONFIG_MAPPING[model_type](text_config=text, vision_config=vision, **overrides)
+    torch.manual_seed(0)
+    module = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(std=0.2)
+    module.generation_config.eos_token_id = 2
+    module.save_pretrained(folder)
+    build_tokenizer().save_pretrained(folder)
+    return module

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from django.core.management import call_command
 
-from inference.files.architectures import EXACT, REFUSED
+from inference.files.architectures import EXACT, REFUSED, TEXT_AND_PICTURES
 from millm_site.env import PROJECT_DIR
 from millm_site.management.commands.models_doc import is_up_to_date, models_page
 
@@ -16,7 +16,7 @@ def test_committed_page_is_up_to_date() -> None:
 
 def test_page_names_every_architecture_and_why_one_is_refused() -> None:
     page = models_page()
-    assert all(f"| `{row.model_type}` | {row.models} |" in page for row in (*EXACT, *REFUSED))
+    assert all(f"| `{row.model_type}` | {row.models} |" in page for row in (*EXACT, *TEXT_AND_PICTURES, *REFUSED))
     assert all(row.refusal in page for row in REFUSED)
 
 

@@ -33,6 +33,7 @@ from steering.features.unembedding import UnembeddingError, open_unembedding
 from steering.profiles.snapshot import source_of
 from steering.sae_registry.registration import SAELocation
 from tests.builders import ARCHITECTURES, build_model
+from tests.engine.tiny_architectures import write_tiny_tower
 from tests.steering.sae_files import random_weights, sae_config, write_sae
 
 NOTHING = LogitLens((), ())
@@ -68,6 +69,17 @@ def test_equals_the_product_of_the_weights(architecture, tied, tmp_path, monkeyp
     monkeypatch.setattr(unembedding, "_PIECE_BYTES", 1000)  # several pieces, the last one shorter
     logits = open_unembedding(path).logits(direction.numpy())
     torch.testing.assert_close(torch.from_numpy(logits), expected(path, direction), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("model_type", ["gemma3", "qwen2_5_vl"])
+def test_of_a_model_for_text_and_pictures(model_type: str, tmp_path: Path, direction: torch.Tensor):
+    whole = write_tiny_tower(tmp_path, model_type)
+    norm = next(module for name, module in whole.named_modules() if name.endswith("language_model.norm"))
+    gamma = norm.weight + 1 if "Gemma" in type(norm).__name__ else norm.weight
+    with torch.no_grad():
+        product = whole.get_output_embeddings().weight @ (direction * gamma)
+    found = open_unembedding(tmp_path).logits(direction.numpy())
+    assert np.allclose(found, product.numpy(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("architecture", NORMS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from inference.engine.kernels.varlen_attention import PAGE_TOKENS
 from inference.engine.models.load_faults import enough_memory, readable_files
 from inference.engine.models.loader import DTYPES, ModelSpec, resolve_device
 from inference.engine.models.weight_files import WeightHeader, pickled_bytes, read_headers, stored_dtype
+from inference.files.text_tower import has_text_tower, text_tower_config, text_tower_weights
 
 KV_TOKENS = 4096  # of one long conversation; less would not be useful
 INT8_SCALE_BYTES = 4  # a float32 scale per row of an int8 matrix
@@ -52,7 +53,7 @@ def estimate_memory(spec: ModelSpec, *, max_tokens: int, max_rows: int, kv_bytes
 
 
 def _estimate(spec: ModelSpec, max_tokens: int, max_rows: int, kv_bytes: int) -> MemoryEstimate:
-    config, headers = _read_config(spec), read_headers(spec.path)
+    config, headers = _read_config(spec, read_headers(spec.path))
     dtype = _target_dtype(spec, config, headers)
     if headers:
         num_bytes = sum(_loaded_bytes(header, dtype, spec.weights) for header in _without_copies(headers, config))
@@ -70,10 +71,14 @@ def _estimate(spec: ModelSpec, max_tokens: int, max_rows: int, kv_bytes: int) ->
     )
 
 
-def _read_config(spec: ModelSpec) -> Any:
-    """Read the configuration and return its text part."""
+def _read_config(spec: ModelSpec, headers: list[WeightHeader]) -> tuple[Any, list[WeightHeader]]:
+    """Return the configuration of the language model, and the headers of its weights."""
     options = {"trust_remote_code": spec.trust_remote_code, "local_files_only": True}
-    return AutoConfig.from_pretrained(spec.path, **options).get_text_config()
+    config = AutoConfig.from_pretrained(spec.path, **options)
+    if spec.kind != "generation" or not has_text_tower(config):
+        return config.get_text_config(), headers
+    own = text_tower_weights({header.name: header for header in headers})
+    return text_tower_config(config), [replace(header, name=name) for name, header in own.items()]
 
 
 def _target_dtype(spec: ModelSpec, config: Any, headers: list[WeightHeader]) -> torch.dtype:

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management import BaseCommand, CommandError
 
-from inference.files.architectures import EXACT, REFUSED, Architecture
+from inference.files.architectures import EXACT, REFUSED, TEXT_AND_PICTURES, Architecture
 from millm_site.env import PROJECT_DIR
 
 PATH = PROJECT_DIR / "docs" / "models.md"
@@ -58,6 +58,14 @@ neighbours. Like vLLM, miLLM chooses once, at load, by the context length that i
 length of 4,096 (`add_model --context-length 4096`, or `MILLM_MAX_SEQ_LEN`). The server logs which set was chosen.
 
 """
+PICTURES_HEAD = """## Models for text and pictures
+
+Of these, the language model is served by itself: for text, steered like any other, and exactly as in the whole model.
+Pictures in requests are refused.
+
+| `model_type` | models |
+|---|---|
+"""
 REFUSED_HEAD = """## Architectures that are refused
 
 These are refused when the model is added from a directory, and before anything is loaded. Any other architecture is
@@ -69,7 +77,16 @@ loaded, and refused if it fails the self-check.
 
 
 def models_page() -> str:
-    return HEAD + EXACT_HEAD + _rows(EXACT) + LONG_ROPE + REFUSED_HEAD + _rows(REFUSED)
+    return (
+        HEAD
+        + EXACT_HEAD
+        + _rows(EXACT)
+        + LONG_ROPE
+        + PICTURES_HEAD
+        + _names(TEXT_AND_PICTURES)
+        + REFUSED_HEAD
+        + _rows(REFUSED)
+    )
 
 
 def is_up_to_date(path: Path = PATH) -> bool:
@@ -78,6 +95,10 @@ def is_up_to_date(path: Path = PATH) -> bool:
 
 def _rows(architectures: Iterable[Architecture]) -> str:
     return "".join(f"| `{row.model_type}` | {row.models} | {row.refusal or row.notes} |\n" for row in architectures)
+
+
+def _names(architectures: Iterable[Architecture]) -> str:
+    return "".join(f"| `{row.model_type}` | {row.models} |\n" for row in architectures) + "\n"
 
 
 class Command(BaseCommand):

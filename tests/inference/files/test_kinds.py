@@ -23,6 +23,26 @@ def test_by_architecture(tmp_path, architectures, kind):
     assert detect_kind(tmp_path, {"architectures": architectures}) == kind
 
 
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        (
+            {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "vision_config": {}},
+            "generation",
+        ),
+        ({"architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl"}, "generation"),
+        ({"architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper"}, None),
+        ({"architectures": ["CLIPModel"], "model_type": "clip", "vision_config": {}}, None),
+        ({"architectures": ["VitsModel"], "model_type": "vits", "sampling_rate": 16_000}, None),
+        ({"architectures": ["BarkModel"], "model_type": "bark", "semantic_config": {}}, None),
+        ({"architectures": ["Wav2Vec2Model"], "model_type": "wav2vec2", "conv_dim": [512]}, None),
+        ({"architectures": ["ViTModel"], "model_type": "vit", "image_size": 224}, None),
+    ],
+)
+def test_by_what_the_model_reads(tmp_path, config, kind):
+    assert detect_kind(tmp_path, config) == kind
+
+
 def test_a_decoder_with_a_pipeline_is_for_embeddings(tmp_path):
     (tmp_path / "modules.json").write_text("[]")
 
