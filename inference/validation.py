@@ -12,6 +12,7 @@ from django.core.exceptions import ValidationError
 
 from inference.files.sources import ModelSource, SourceError, check_within_roots, local_directory, resolve_source
 from inference.text.chat_template import ChatTemplate, ChatTemplateError
+from inference.text.generic_templates import template_source
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/@+:-]*[A-Za-z0-9._/@+-])?")
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
@@ -55,7 +56,7 @@ def within_roots(source: str) -> str:
 def template_problems(source: str) -> list[str]:
     try:
         if source:
-            ChatTemplate(source)
+            ChatTemplate(template_source(source))
     except ChatTemplateError as error:
         return [str(error)]
     return []

@@ -11,6 +11,7 @@ from inference.text.chat_template import ChatTemplate, ChatTemplateError
 from inference.text.dialects.answer_grammar import ThinkingState
 from inference.text.dialects.dialect import dialect_of
 from inference.text.dialects.thinking import is_closed, is_left_open
+from inference.text.generic_templates import NAMES, template_source, template_stop
 from inference.text.prompt_encoder import Pair, PromptEncoder
 from inference.text.token_bytes import TokenBytes
 
@@ -19,7 +20,7 @@ from inference.text.token_bytes import TokenBytes
 class TokenizerFacts:
     """Facts about a tokenizer. ``tokens`` and ``ids``: special tokens by name, such as ``eos_token``.
 
-    ``templates``: sources of the chat templates in use, by name.
+    ``templates``: sources of the chat templates in use, by name. ``stop_strings`` end an answer of a generic template.
     """
 
     kind: str
@@ -27,12 +28,13 @@ class TokenizerFacts:
     tokens: Mapping[str, str]
     ids: Mapping[str, int]
     templates: Mapping[str, str]
+    stop_strings: tuple[str, ...] = ()
 
 
 def describe_tokenizer(tokenizer: Any, chat_template: str = "") -> TokenizerFacts:
     """Describe a transformers tokenizer. Its vocabulary size includes added tokens.
 
-    ``chat_template`` overrides the tokenizer's template.
+    ``chat_template`` overrides the tokenizer's template: a source, or the name of a generic template.
     """
     tokens = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
     return TokenizerFacts(
@@ -40,7 +42,8 @@ def describe_tokenizer(tokenizer: Any, chat_template: str = "") -> TokenizerFact
         vocab_size=len(tokenizer),
         tokens=tokens,
         ids={name: int(tokenizer.convert_tokens_to_ids(token)) for name, token in tokens.items()},
-        templates=_template_sources(chat_template or tokenizer.chat_template or {}),
+        templates=_template_sources(template_source(chat_template) or tokenizer.chat_template or {}),
+        stop_strings=template_stop(chat_template),
     )
 
 
@@ -105,6 +108,11 @@ class ModelText:
         longest = max((len(token) for token in self._backend.get_vocab()), default=1)
         self.max_chars = max_model_len * min(longest, MAX_CHARS_PER_TOKEN)
         self.special_token_ids = self._encoder.special_token_ids
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The strings that end an answer in a chat, beside special tokens. Only generic templates have them."""
+        return self.tokenizer.stop_strings
 
     @property
     def has_chat_template(self) -> bool:
@@ -189,7 +197,8 @@ class ModelText:
     def _template_for(self, tools: Sequence[Mapping[str, Any]] | None) -> ChatTemplate:
         if not self._templates:
             raise ChatTemplateError(
-                "This model has no chat template. Use the completions endpoint, or set a template in the admin."
+                "This model has no chat template. Use the completions endpoint, or set the model's chat template: "
+                f"a Jinja template, or a generic one ({NAMES})."
             )
         return self._templates.get("tool_use" if tools else "default") or self._templates["default"]
 

@@ -64,7 +64,7 @@ async def plan_chat(request: ChatRequest, target: Target, *, clamps: bool = Fals
     answers = AnswerPlan(text.dialect, thinking, request.tool_use)
     budget = completion_budget(request.token_limit, len(ids), target.model, param=request.limit_param, clamps=clamps)
     params = dataclasses.replace(
-        sampling_params(request, target.model, budget),
+        sampling_params(request, target.model, budget, stop=target.model.text.stop_strings),
         logprobs=request.num_logprobs,
         shown_token_ids=answers.shown_token_ids(text),
         thinking=thinking_budget(text, request, thinking),

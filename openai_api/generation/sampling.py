@@ -28,8 +28,13 @@ DEFAULTABLE = (
 )
 
 
-def sampling_params(request: SamplingSchema, model: ModelCard, max_tokens: int) -> SamplingParams:
-    """Return the request's values, else the model's defaults, else the engine's. Raises MillmError 400."""
+def sampling_params(
+    request: SamplingSchema, model: ModelCard, max_tokens: int, *, stop: tuple[str, ...] = ()
+) -> SamplingParams:
+    """Return the request's values, else the model's defaults, else the engine's. Raises MillmError 400.
+
+    ``stop``: strings that end the answer beside those of the request.
+    """
     check_token_ids(request.stop_token_ids or (), model.vocab_size, param="stop_token_ids")
     check_token_ids(request.allowed_token_ids or (), model.vocab_size, param="allowed_token_ids")
     return SamplingParams(
@@ -39,7 +44,7 @@ def sampling_params(request: SamplingSchema, model: ModelCard, max_tokens: int) 
         allowed_token_ids=None if request.allowed_token_ids is None else tuple(request.allowed_token_ids),
         min_tokens=_min_tokens(request, max_tokens),
         seed=request.seed,
-        stop=tuple(request.stop or ()),
+        stop=(*(request.stop or ()), *stop),
         stop_token_ids=tuple(request.stop_token_ids or ()),
         include_stop=bool(request.include_stop_str_in_output),
         ignore_eos=bool(request.ignore_eos),

@@ -75,6 +75,7 @@ class FakeText:
     """A tokenizer of bytes: token id = byte, plus a beginning and an end of turn."""
 
     special_token_ids = frozenset({BOS, TURN})
+    stop_strings: tuple[str, ...] = ()
     max_chars = 32 * CONTEXT
     tokenizer = TokenizerFacts(
         kind="Bytes",

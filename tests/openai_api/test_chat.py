@@ -360,3 +360,10 @@ async def test_constraints_that_leave_no_token_are_the_requests_fault(api: Api):
     response = await api.chat()
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "no_token_allowed"
+
+
+async def test_a_generic_template_ends_answers_with_its_stop_strings(api: Api):
+    api.registry.text.stop_strings = ("\nUser:",)
+    await api.chat(stop=["x"])
+    await api.post("/v1/completions", {"model": "tiny", "prompt": "hi", "stop": "x"})
+    assert [request.sampling.stop for request in api.engine.requests] == [("x", "\nUser:"), ("x",)]

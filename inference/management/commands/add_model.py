@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from pathlib import Path
 from typing import Any
+
+from django.core.management.base import CommandError
 
 from core.commands import MillmCommand
 from inference import services
 from inference.files.sources import source_at_shell
 from inference.models import LanguageModel
 from inference.text.dialects.tool_formats import TOOL_FORMATS
+from inference.text.generic_templates import GENERIC_TEMPLATES
 
 OPTIONS = (
     "name",
@@ -19,6 +23,7 @@ OPTIONS = (
     "device",
     "quantization",
     "context_length",
+    "chat_template",
     "tool_format",
     "aliases",
     "is_default",
@@ -46,13 +51,19 @@ class Command(MillmCommand):
         parser.add_argument("--quantization", default="none", choices=LanguageModel.Quantization.values)
         parser.add_argument("--context-length", type=int, default=0, help="0: the model's maximum")
         parser.add_argument(
+            "--chat-template",
+            default="",
+            metavar="NAME|FILE",
+            help=f"overrides the model's template: {', '.join(GENERIC_TEMPLATES)}, or a .jinja file",
+        )
+        parser.add_argument(
             "--tool-format",
             default="",
             choices=sorted(TOOL_FORMATS),
             help="how it writes tool calls (default: detected from its chat template)",
         )
         parser.add_argument("--alias", action="append", default=[], dest="aliases", help="another name; repeatable")
-        parser.add_argument("--default", action="store_true", dest="is_default", help="make it the default model")
+        parser.add_argument("--default", action="store_true", dest="is_default", help="make it the default model of its kind")
         parser.add_argument("--autoload", action="store_true", help="load it when the server starts")
         parser.add_argument("--pinned", action="store_true", help="never unload it to free memory")
         parser.add_argument(
@@ -75,7 +86,19 @@ class Command(MillmCommand):
         )
 
     def handle(self, **options: Any) -> None:
+        options["chat_template"] = _template(options["chat_template"])
         model = services.add_model(
             **{name: options[name] for name in OPTIONS} | {"source": source_at_shell(options["source"])}
         )
         self.stdout.write(self.style.SUCCESS(f"Registered {model.name} from {model.source}."))
+
+
+def _template(given: str) -> str:
+    """Return the name of a generic template, or the content of a file. Raise CommandError."""
+    if not given or given in GENERIC_TEMPLATES:
+        return given
+    try:
+        return Path(given).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        names = ", ".join(GENERIC_TEMPLATES)
+        raise CommandError(f"--chat-template must be one of {names}, or a readable file, got `{given}`.") from error
