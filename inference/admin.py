@@ -78,7 +78,7 @@ ACTS: dict[str, tuple[Act, str]] = {
     ),
     "pin": (lambda model, _: services.pin_model(model=model, is_pinned=True), "Pinned {}. It stays in memory."),
     "unpin": (lambda model, _: services.pin_model(model=model, is_pinned=False), "Unpinned {}."),
-    "default": (lambda model, _: services.set_default_model(model=model), "{} is now the default model."),
+    "default": (lambda model, _: services.set_default_model(model=model), "{} is now the default model of its kind."),
     "warm": (_warm, "Started a job that loads {} and generates one token, so that the first request is fast."),
 }
 
@@ -230,7 +230,7 @@ class LanguageModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it take
         if len(models) != 1:
             self.message_user(request, "Select exactly one model.", messages.ERROR)
             return
-        self._act(request, queryset, services.set_default_model, "{} is now the default model.")
+        self._act(request, queryset, services.set_default_model, "{} is now the default model of its kind.")
 
     def _act(
         self,

@@ -10,7 +10,7 @@ config = { dtype = "bfloat16", device = "cuda", context_length = 8192 }
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -109,11 +109,10 @@ def sync_models(*, path: Path, user: User | None = None) -> list[Synced]:
     ``user`` owns the file, and its rights apply; None is an operator at the shell.
     """
     declared = read_declarations(path)
-    if sum(declaration.default for declaration in declared.values()) > 1:
-        raise DeclarationError("More than one model is declared as default; keep one.")
     problems: list[str] = []
     with transaction.atomic():
         synced = [_sync(name, declaration, path.parent, problems, user) for name, declaration in declared.items()]
+        problems += _lost_defaults(declared)
         if problems:
             raise DeclarationError("\n".join(problems))
     return synced
@@ -143,6 +142,13 @@ def _sync(
     if before is None:
         return Synced(name, "created")
     return Synced(name, "unchanged" if _fields(before) == _fields(after) else "updated")
+
+
+def _lost_defaults(declared: Mapping[str, ModelDeclaration]) -> Iterator[str]:
+    """Yield a problem for each model that is declared as default and lost that to another of its kind."""
+    names = [name for name, declaration in declared.items() if declaration.default]
+    for row in LanguageModel.objects.filter(name__in=names, is_default=False):
+        yield f"models.{row.name}.default: another {row.kind} model is declared as default too; keep one."
 
 
 def _fields(row: LanguageModel) -> dict[str, Any]:

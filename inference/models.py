@@ -12,6 +12,7 @@ from django.db.models.functions import Now
 
 from inference.files.sources import ModelSource
 from inference.text.dialects.tool_formats import TOOL_FORMATS
+from inference.text.generic_templates import NAMES
 from inference.validation import device_problems, name_problems, sampling_problems, source_problems, template_problems
 
 
@@ -51,7 +52,10 @@ class LanguageModel(models.Model):
     trust_remote_code = models.BooleanField(default=False)
     allow_pickle = models.BooleanField(default=False, help_text="Accept weights that are not safetensors.")
     context_length = models.PositiveIntegerField(default=0, help_text="0: the model's maximum.")
-    chat_template = models.TextField(blank=True, help_text="Overrides the tokenizer's template.")
+    chat_template = models.TextField(
+        blank=True,
+        help_text=f"Overrides the tokenizer's template. For a base model without one: {NAMES}.",
+    )
     tool_format = models.CharField(
         max_length=40,
         blank=True,
@@ -72,7 +76,9 @@ class LanguageModel(models.Model):
         '"cached_tokens" and the time to first token, a user can then tell whether someone else sent the '
         "same prefix. Off: prefixes are shared only between requests of one user.",
     )
-    is_default = models.BooleanField("default", default=False, help_text="Listed first. At most one model.")
+    is_default = models.BooleanField(
+        "default", default=False, help_text="Used by requests that name no model. At most one model of each kind."
+    )
     autoload = models.BooleanField(default=False, help_text="Load when the server starts.")
     pinned = models.BooleanField(default=False, help_text="Never unload it when idle or to free memory.")
     keep_alive_s = models.PositiveIntegerField(
@@ -101,7 +107,7 @@ class LanguageModel(models.Model):
             models.CheckConstraint(condition=~models.Q(name=""), name="language_model_has_name"),
             models.CheckConstraint(condition=~models.Q(source=""), name="language_model_has_source"),
             models.UniqueConstraint(
-                fields=("is_default",), condition=models.Q(is_default=True), name="language_model_one_default"
+                fields=("kind",), condition=models.Q(is_default=True), name="language_model_one_default_of_kind"
             ),
         )
 
@@ -123,7 +129,7 @@ class LanguageModel(models.Model):
 
     def validate_constraints(self, exclude: Collection[str] | None = None) -> None:
         """Skip the check for a single default model: services.save_model makes this one the default instead."""
-        super().validate_constraints({*(exclude or ()), "is_default"})
+        super().validate_constraints({*(exclude or ()), "kind"})
 
     @property
     def model_source(self) -> ModelSource:

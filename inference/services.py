@@ -137,7 +137,7 @@ def save_model(row: LanguageModel, *, user: User | None = None) -> LanguageModel
         kind_of_directory(directory) if directory else row.kind
     )  # that of a Hub model is known once it has been loaded
     if row.is_default:
-        LanguageModel.objects.filter(is_default=True).exclude(pk=row.pk).update(is_default=False)
+        LanguageModel.objects.filter(is_default=True, kind=row.kind).exclude(pk=row.pk).update(is_default=False)
     row.save(update_fields=None if row.pk is None else edited_fields())
     record_saved(row, before=before, model=row.name, leave_out=NOT_AUDITED)
     models_changed()
@@ -146,10 +146,12 @@ def save_model(row: LanguageModel, *, user: User | None = None) -> LanguageModel
 
 @transaction.atomic
 def set_default_model(*, model: LanguageModel) -> None:
-    before = LanguageModel.objects.filter(is_default=True).exclude(pk=model.pk).first()
-    LanguageModel.objects.filter(is_default=True).exclude(pk=model.pk).update(is_default=False)
+    """Make this the default model of its kind."""
+    others = LanguageModel.objects.filter(is_default=True, kind=model.kind).exclude(pk=model.pk)
+    before = others.first()
+    others.update(is_default=False)
     LanguageModel.objects.filter(pk=model.pk).update(is_default=True)
-    detail = f"the default model; before: {before or 'none'}"
+    detail = f"the default {model.kind} model; before: {before or 'none'}"
     record(AuditEvent.Action.DEFAULT, model, model=model.name, detail=detail)
     models_changed()
 

@@ -11,7 +11,7 @@ from core.ids import new_id
 from core.runtime import Service, runtime
 from inference.client import EmbeddingRequest, EngineClient, get_client
 from inference.registry.model_card import ModelCard
-from inference.registry.records import ModelNotFoundError, ModelRecord
+from inference.registry.records import ModelNotFoundError, ModelRecord, default_of
 from inference.registry.registry import get_registry
 from inference.runs import Run, SequenceFailedError, vectors_of
 from storage.errors import ObjectNotFoundError, StorageError
@@ -103,16 +103,17 @@ class Embedder:
         return record
 
     def _implied(self) -> ModelRecord:
-        known = [record for record in self._models().records() if record.kind == "embedding"]
-        chosen = [record for record in known if record.is_default] or known
-        if not chosen:
+        records = self._models().records()
+        chosen = default_of(records, "embedding")
+        known = [record for record in records if record.kind == "embedding"]
+        if not known:
             message = "This server has no embedding model. Add one with `manage.py add_model NAME SOURCE`."
             raise StorageError(message, code="no_embedding_model_configured", param="embedding_model")
-        if len(chosen) > 1:
-            names = ", ".join(record.name for record in chosen[:10])
+        if chosen is None:
+            names = ", ".join(record.name for record in known[:10])
             message = f"This server has several embedding models ({names}). Name one, or make one the default."
             raise StorageError(message, code="ambiguous_embedding_model", param="embedding_model")
-        return chosen[0]
+        return chosen
 
 
 EMBEDDER = Service(lambda: Embedder())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +49,13 @@ class ModelRecord:
     shared_prefix_cache: bool = False
     kind: str = LanguageModel.Kind.GENERATION
     num_labels: int = 0  # of a classifier; 0 while unknown
+
+
+def default_of(records: Iterable[ModelRecord], kind: str) -> ModelRecord | None:
+    """Return the default model of a kind, or the only one; None if there is none, or several and no default."""
+    known = [record for record in records if record.kind == kind]
+    chosen = known if len(known) == 1 else [record for record in known if record.is_default]
+    return chosen[0] if chosen else None
 
 
 @dataclass(frozen=True)
@@ -121,6 +128,9 @@ def write_state(pk: int, state: LanguageModel.State, **fields: Any) -> None:
     values = {"error": "", "memory_bytes": 0, "loaded_at": None, **fields}
     try:
         with transaction.atomic():
+            others = LanguageModel.objects.filter(kind=fields.get("kind"), is_default=True).exclude(pk=pk)
+            if "kind" in fields and others.exists():  # the kind of a Hub model is known now, and has a default
+                values["is_default"] = False
             LanguageModel.objects.filter(pk=pk).update(state=state, **values)
             model_table.invalidate()
     except (DatabaseError, InterfaceError) as error:

@@ -45,9 +45,10 @@ async def create_moderations(call: Call) -> HttpResponseBase:
 
 
 def only_classifier(call: Call) -> str:
-    """Return the only classifier that the key may use. Raises MillmError 400 and 404."""
+    """Return the default classifier, or the only one that the key may use. Raises MillmError 400 and 404."""
     records = get_backend().registry().records()
-    names = [one.name for one in records if is_classifier(one) and is_model_allowed(call.key, one)]
+    allowed = [one for one in records if is_classifier(one) and is_model_allowed(call.key, one)]
+    names = [one.name for one in allowed if one.is_default] or [one.name for one in allowed]
     if not names:
         raise no_classifier()
     if len(names) > 1:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from core.errors import quote
 from inference.files.architectures import ModelKind
 from inference.registry.model_card import ModelCard
-from inference.registry.records import ModelNotFoundError, ModelRecord
+from inference.registry.records import ModelNotFoundError, ModelRecord, default_of
 from openai_api.backend import Registry, get_backend
 from openai_api.http.call import Call
 from openai_api.http.errors import (
@@ -73,22 +73,25 @@ async def resolve_unsteered(call: Call, name: str, kind: ModelKind) -> ModelCard
 
 
 async def resolve_any(call: Call, name: str | None) -> ModelCard:
-    """Resolve a model of any kind, for its tokenizer. Without a name: the default or the only one."""
+    """Resolve a model of any kind, for its tokenizer. Without a name: the default for generation, or the only one."""
     registry = get_backend().registry()
-    record = default_model(registry) if name is None else find_model(registry, name)[0]
+    if name is not None:
+        record = find_model(registry, name)[0]
+    else:
+        records = registry.records()
+        record = records[0] if len(records) == 1 else default_model(registry)
     call.use_model(record.name)
     check_model_allowed(call.key, record)
     return await loaded_model(record)
 
 
-def default_model(registry: Registry) -> ModelRecord:
-    """Return the default model. Raises MillmError 400 where there is none."""
-    records = registry.records()
-    chosen = records if len(records) == 1 else [record for record in records if record.is_default]
-    if not chosen:
-        message = "`model` is required, because this server has several models and no default."
+def default_model(registry: Registry, kind: ModelKind = "generation") -> ModelRecord:
+    """Return the default model of a kind, or the only one. Raises MillmError 400 if there is none."""
+    chosen = default_of(registry.records(), kind)
+    if chosen is None:
+        message = f"`model` is required, because this server has no default {kind} model."
         raise invalid(message, param="model", code="missing_required_parameter")
-    return chosen[0]
+    return chosen
 
 
 async def loaded_model(record: ModelRecord) -> ModelCard:

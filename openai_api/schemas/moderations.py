@@ -31,7 +31,7 @@ def _text_of_part(part: dict[str, Any]) -> str:
 
 
 class ModerationsRequest(UnsteeredSchema):
-    model: str | None = Field(None, description="A registered classifier. Default: the only one.")
+    model: str | None = Field(None, description="A registered classifier. Default: the default one, or the only one.")
     input: Annotated[
         list[str],
         BeforeValidator(_inputs),

@@ -21,7 +21,7 @@ CHAT_ONLY = ("add_generation_prompt", "continue_final_message", "tools", "chat_t
 class TokenizeRequest(RequestSchema):
     """A text, or a chat to render with the model's template."""
 
-    model: str | None = Field(None, description="Default: the default model, or the only one.")
+    model: str | None = Field(None, description="Default: the default generation model, or the only one.")
     prompt: str | None = None
     messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
     add_special_tokens: bool | None = Field(
@@ -62,7 +62,7 @@ class TokenizeRequest(RequestSchema):
 
 
 class DetokenizeRequest(RequestSchema):
-    model: str | None = Field(None, description="Default: the default model, or the only one.")
+    model: str | None = Field(None, description="Default: the default generation model, or the only one.")
     tokens: list[Annotated[int, Field(ge=0)]] = Field(max_length=MAX_TOKEN_IDS)
     user: str | None = Field(None, max_length=512, description="Stored in the request log.")
 

@@ -83,7 +83,7 @@ def _install_model(folder: Path) -> LanguageModel:
         return register_model(
             name=MODEL_NAME,
             source=str(folder),
-            is_default=not LanguageModel.objects.filter(is_default=True).exists(),
+            is_default=not LanguageModel.objects.filter(kind=LanguageModel.Kind.GENERATION, is_default=True).exists(),
             autoload=True,
             default_sampling=SAMPLING,
         )

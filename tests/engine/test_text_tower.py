@@ -18,6 +18,8 @@ from tests.engine.tiny_architectures import TOWERS, write_tiny_tower
 
 PROMPT = tuple(3 + (11 * i) % 300 for i in range(23))
 NUM_TOKENS = 12
+
+
 def greedy(module: Any) -> list[int]:
     tokens = list(PROMPT)
     for _ in range(NUM_TOKENS):

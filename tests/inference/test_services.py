@@ -13,7 +13,7 @@ from django.db import IntegrityError
 from inference import services
 from inference.files.sources import SourceError
 from inference.models import LanguageModel
-from inference.registry.records import model_record
+from inference.registry.records import default_of, model_record, write_state
 from inference.registry.registry import get_registry
 
 pytestmark = pytest.mark.django_db
@@ -113,6 +113,28 @@ def test_there_is_one_default_at_most(model_dir):
     assert [record.name for record in get_registry().records()] == ["b", "a"]
     with pytest.raises(IntegrityError):
         LanguageModel.objects.filter(pk=first.pk).update(is_default=True)
+
+
+def test_there_is_a_default_of_each_kind(model_dir):
+    first = services.register_model(name="a", source=str(model_dir), is_default=True)
+    LanguageModel.objects.create(name="e", source="org/e", kind=LanguageModel.Kind.EMBEDDING, is_default=True)
+    second = services.register_model(name="b", source=str(model_dir), is_default=True)
+    assert {row.name for row in LanguageModel.objects.filter(is_default=True)} == {"b", "e"}
+    services.set_default_model(model=first)
+    assert {row.name for row in LanguageModel.objects.filter(is_default=True)} == {"a", "e"}
+    records = get_registry().records()
+    assert [default_of(records, kind) for kind in ("generation", "embedding", "classification")] == [
+        get_registry().find("a"),
+        get_registry().find("e"),
+        None,
+    ]
+    # The kind of a Hub model is known when it is loaded; another default of that kind stays.
+    hub = LanguageModel.objects.create(
+        name="h", source="org/h", kind=LanguageModel.Kind.CLASSIFICATION, is_default=True
+    )
+    write_state(hub.pk, LanguageModel.State.LOADED, kind="embedding")
+    hub.refresh_from_db()
+    assert (hub.kind, hub.is_default, second.pk) == ("embedding", False, second.pk)
 
 
 def test_saving_does_not_touch_the_live_fields(model_dir):
@@ -228,7 +250,7 @@ def test_relative_sources_are_relative_to_the_file(declare, model_dir):
         ("[models.bad]\nsource = '{dir}'\naliases = ['good']", "models.bad: The model good already uses"),
         (
             "[models.bad]\nsource = '{dir}'\ndefault = true\n[models.b2]\nsource = '{dir}'\ndefault = true",
-            "More than one",
+            "models.bad.default: another generation model is declared as default too",
         ),
         ("[serve.models.x]\nsource = 'x'", "serve: unknown key"),
         ("[models", "not valid TOML"),

@@ -63,7 +63,9 @@ class Command(MillmCommand):
             help="how it writes tool calls (default: detected from its chat template)",
         )
         parser.add_argument("--alias", action="append", default=[], dest="aliases", help="another name; repeatable")
-        parser.add_argument("--default", action="store_true", dest="is_default", help="make it the default model of its kind")
+        parser.add_argument(
+            "--default", action="store_true", dest="is_default", help="make it the default model of its kind"
+        )
         parser.add_argument("--autoload", action="store_true", help="load it when the server starts")
         parser.add_argument("--pinned", action="store_true", help="never unload it to free memory")
         parser.add_argument(

@@ -271,7 +271,7 @@ def _or_empty(value: Any) -> Any:
 class TokenCountRequest(PromptSchema):
     model: Annotated[
         str, BeforeValidator(_or_empty), WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "null"}]})
-    ] = Field("", description="Default: the default model, or the only one.")
+    ] = Field("", description="Default: the default generation model, or the only one.")
 
     NEEDS_INPUT = False
     personality: Annotated[str | None, Field(max_length=64), IGNORED] = None
