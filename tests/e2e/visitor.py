@@ -40,7 +40,13 @@ class Visitor:
         self.content.get_by_role("button", name=name, exact=True).first.click()
 
     def fill(self, label: str, text: str) -> None:
-        self.content.get_by_label(label).first.fill(text)
+        self.fill_in(self.content.get_by_label(label).first, text)
+
+    def fill_in(self, field: Locator, text: str) -> None:
+        """Fill the field when the page has loaded: before, its scripts move the focus, and the text with it."""
+        field.wait_for()
+        self.page.wait_for_load_state()
+        field.fill(text)
 
     def is_told(self, text: str) -> None:
         expect(self.page.locator(".messagelist")).to_contain_text(text)
@@ -51,8 +57,8 @@ class Visitor:
         self.page.get_by_role("link", name="Log in again").click()
 
     def sign_in(self, name: str) -> None:
-        self.page.get_by_label("Username").fill(name)
-        self.page.get_by_label("Password").fill(PASSWORD)
+        self.fill_in(self.page.get_by_label("Username"), name)
+        self.fill_in(self.page.get_by_label("Password"), PASSWORD)
         self.page.get_by_role("button", name="Log in").click()
         expect(self.page.locator(".user-menu summary")).to_contain_text(name)
 
@@ -61,7 +67,7 @@ class Visitor:
         self.go("Users")
         self.follow("Add user")
         self.fill("Username", name)
-        self.page.get_by_label("Password:", exact=True).fill(PASSWORD)
+        self.fill_in(self.page.get_by_label("Password:", exact=True), PASSWORD)
         self.fill("Password confirmation", PASSWORD)
         if group:
             self.page.get_by_label(group, exact=True).check()
