@@ -42,9 +42,9 @@ class _Stream:
 
     job: Job
     sent_at: float
-    on_token: threading.Event = field(default_factory=threading.Event)  # set when ``wanted`` tokens have arrived
+    on_token: threading.Event = field(default_factory=threading.Event)  # set when ``target_tokens`` tokens have arrived
     ended: threading.Event = field(default_factory=threading.Event)
-    wanted: int = 0
+    target_tokens: int = 0
     tokens: int = 0
     times: list[float] = field(default_factory=list)
     failure: str = ""
@@ -54,7 +54,7 @@ class _Stream:
             case TokensEvent():
                 self.times.append(now)
                 self.tokens += len(event.token_ids)
-                if self.wanted and self.tokens >= self.wanted:
+                if self.target_tokens and self.tokens >= self.target_tokens:
                     self.on_token.set()
             case FinishedEvent():
                 self.ended.set()
@@ -93,8 +93,8 @@ class EngineSubject:
     def run(self, workload: Workload) -> list[Trace]:
         early = [job for job in workload.jobs if not job.after]
         late = [job for job in workload.jobs if job.after]
-        wanted = max((job.after for job in late), default=0)
-        streams = [self._submit(job, wanted) for job in early]
+        target_tokens = max((job.after for job in late), default=0)
+        streams = [self._submit(job, target_tokens) for job in early]
         for stream in streams if late else ():
             stream.on_token.wait(TIMEOUT_S)
         streams += [self._submit(job, 0) for job in late]
@@ -108,7 +108,7 @@ class EngineSubject:
         (stats,) = self._loop.stats().by_model
         return stats.draft_tokens, stats.accepted_draft_tokens
 
-    def _submit(self, job: Job, wanted: int) -> _Stream:
+    def _submit(self, job: Job, target_tokens: int) -> _Stream:
         profile = None if job.profile is None else self._profiles[job.profile]
         sampling = replace(self._sampling, max_tokens=job.new)
         request = GenerationRequest(
@@ -119,7 +119,7 @@ class EngineSubject:
             captures=self.captures,
             intervention=profile,
         )
-        stream = _Stream(job, time.perf_counter(), wanted=wanted)
+        stream = _Stream(job, time.perf_counter(), target_tokens=target_tokens)
         self._loop.submit([request], stream)
         return stream
 

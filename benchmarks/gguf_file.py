@@ -41,13 +41,13 @@ def write_gguf(shape: Shape, path: Path, kind: str) -> Path:
     writer = gguf.GGUFWriter(target.with_suffix(".part"), shape.family)
     _describe(writer, shape)
     _add_tokens(writer, path)
-    wanted = gguf.GGMLQuantizationType[kind]
+    chosen = gguf.GGMLQuantizationType[kind]
     with safe_open(path / "model.safetensors", "pt") as file:
         for name in file.keys():  # noqa: SIM118 - no mapping
             array = file.get_tensor(name).float().numpy()
             if _is_paired(shape, name):
                 array = _interleaved(array, shape.kv_heads if "k_proj" in name else shape.heads)
-            stored = wanted if array.ndim == 2 else gguf.GGMLQuantizationType.F32
+            stored = chosen if array.ndim == 2 else gguf.GGMLQuantizationType.F32
             writer.add_tensor(gguf_name(name), gguf.quants.quantize(array, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -38,7 +38,7 @@ TIMEOUT_S = 3600.0
 class _Progress:
     """Progress of one stream, for late jobs that wait for it."""
 
-    wanted: int
+    target_tokens: int
     reached: asyncio.Event
 
 
@@ -65,8 +65,8 @@ class HttpSubject:
         async with httpx2.AsyncClient(headers=self._headers, timeout=TIMEOUT_S, limits=limits) as client:
             early = [job for job in workload.jobs if not job.after]
             late = [job for job in workload.jobs if job.after]
-            wanted = max((job.after for job in late), default=0)
-            progress = [_Progress(wanted, asyncio.Event()) for _ in early]
+            target_tokens = max((job.after for job in late), default=0)
+            progress = [_Progress(target_tokens, asyncio.Event()) for _ in early]
             tasks = [
                 asyncio.create_task(self._ask(client, job, mine)) for job, mine in zip(early, progress, strict=True)
             ]
@@ -85,7 +85,7 @@ class HttpSubject:
                 async for event in events(response):
                     if any(choice.get("text") for choice in event.get("choices", ())):
                         times.append(time.perf_counter())
-                        if len(times) == progress.wanted:
+                        if len(times) == progress.target_tokens:
                             progress.reached.set()
                     usage = event.get("usage") or usage
         finally:

@@ -28,12 +28,19 @@ PREFIXES = (
 OTHERS = ("visual.", "model.visual.", "vision_tower.", "model.vision_tower.", "multi_modal_projector.")
 
 
+def language_model_of(config: Any, weights: Mapping[str, W]) -> tuple[Any, Mapping[str, W]]:
+    """Return the configuration and the weights of the language model; those given if the model is nothing else."""
+    if not has_text_tower(config):
+        return config, weights
+    return _text_config(config), _text_weights(weights)
+
+
 def has_text_tower(config: Any) -> bool:
     """Return whether the configuration contains one of a language model."""
     return config.get_text_config() is not config and getattr(config, "vision_config", None) is not None
 
 
-def text_tower_config(config: Any) -> Any:
+def _text_config(config: Any) -> Any:
     """Return the configuration of the language model by itself."""
     from transformers import AutoConfig
 
@@ -50,7 +57,7 @@ def text_tower_config(config: Any) -> Any:
     return text
 
 
-def text_tower_weights(weights: Mapping[str, W]) -> dict[str, W]:
+def _text_weights(weights: Mapping[str, W]) -> dict[str, W]:
     """Return the weights of the language model, named as in the model by itself."""
     found = {}
     for name, weight in weights.items():

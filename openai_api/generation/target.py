@@ -85,11 +85,11 @@ async def resolve_any(call: Call, name: str | None) -> ModelCard:
     return await loaded_model(record)
 
 
-def default_model(registry: Registry, kind: ModelKind = "generation") -> ModelRecord:
-    """Return the default model of a kind, or the only one. Raises MillmError 400 if there is none."""
-    chosen = default_of(registry.records(), kind)
+def default_model(registry: Registry) -> ModelRecord:
+    """Return the default generation model, or the only one. Raises MillmError 400 if there is none."""
+    chosen = default_of(registry.records(), "generation")
     if chosen is None:
-        message = f"`model` is required, because this server has no default {kind} model."
+        message = "`model` is required, because this server has no default generation model."
         raise invalid(message, param="model", code="missing_required_parameter")
     return chosen
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.files.text_tower import has_text_tower, text_tower_config, text_tower_weights
+from inference.files.text_tower import language_model_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -96,8 +96,7 @@ class Unembedding:
 
 def open_unembedding(folder: Path, *, trust_remote_code: bool = False) -> Unembedding:
     """Read the configuration and the headers of the weights. Raise UnembeddingError if they do not match."""
-    module, is_tower = _skeleton(folder, trust_remote_code=trust_remote_code)
-    stored = _stored_tensors(folder, is_tower=is_tower)
+    module, stored = _skeleton(folder, trust_remote_code=trust_remote_code)
     norm_name, norm = _final_norm(module)
     head_name, head = _named(module, module.get_output_embeddings(), "output embeddings")
     names = [f"{head_name}.weight", *_OTHER_HEAD_NAMES]
@@ -141,16 +140,15 @@ def _normed(x: Floats, *, centres: bool) -> Floats:
     return normed
 
 
-def _skeleton(folder: Path, *, trust_remote_code: bool) -> tuple[Any, bool]:
-    """Return the model on the meta device, without weights, and whether it is part of one for text and pictures."""
+def _skeleton(folder: Path, *, trust_remote_code: bool) -> tuple[Any, Mapping[str, StoredTensor]]:
+    """Return the language model on the meta device, without weights, and the locations of its weights."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
-    is_tower = has_text_tower(config)
+    config, stored = language_model_of(config, _stored_tensors(folder))
     with torch.device("meta"):
-        own = text_tower_config(config) if is_tower else config
-        return AutoModelForCausalLM.from_config(own, trust_remote_code=trust_remote_code), is_tower
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code), stored
 
 
 def _final_norm(module: Any) -> tuple[str, nn.Module]:
@@ -189,7 +187,7 @@ def _first(stored: Mapping[str, StoredTensor], names: list[str]) -> StoredTensor
     raise UnembeddingError(f"The model's files contain no tensor {' or '.join(names)} in float32, float16 or bfloat16.")
 
 
-def _stored_tensors(folder: Path, *, is_tower: bool) -> dict[str, StoredTensor]:
+def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     index = folder / _INDEX
     if index.is_file():
         files = {folder / str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
@@ -197,8 +195,7 @@ def _stored_tensors(folder: Path, *, is_tower: bool) -> dict[str, StoredTensor]:
         files = set(folder.glob("*.safetensors"))
     if any(file.parent != folder for file in files):
         raise UnembeddingError(f"{_INDEX} refers to files outside its directory.")
-    stored = {name: tensor for file in sorted(files) for name, tensor in _header(file)}
-    return text_tower_weights(stored) if is_tower else stored
+    return {name: tensor for file in sorted(files) for name, tensor in _header(file)}
 
 
 def _header(file: Path) -> Iterator[tuple[str, StoredTensor]]:

@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSequenceClassification
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from inference.engine.embedding.classifier import load_classifier
 from inference.engine.errors import LoadError
 from inference.engine.models.loader import ModelSpec, load_model
 from inference.engine.models.memory_estimate import estimate_memory
+from tests.builders import build_tokenizer
 from tests.engine.harness import EngineHarness
-from tests.engine.tiny_architectures import TOWERS, write_tiny_tower
+from tests.engine.tiny_architectures import TOWERS, tiny_config, write_tiny_tower
 
 PROMPT = tuple(3 + (11 * i) % 300 for i in range(23))
 NUM_TOKENS = 12
@@ -67,6 +71,19 @@ def test_quantised_towers_are_refused(tmp_path: Path):
     file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": {"quant_method": "gptq"}}))
     with pytest.raises(LoadError, match="quantised model for text and pictures"):
         load_model(ModelSpec("tower", tmp_path, dtype="float32", device="cpu"))
+
+
+def test_a_classifier_for_text_and_pictures_keeps_its_head(tmp_path: Path):
+    text_type, changes, vision = TOWERS["gemma3"]
+    config = CONFIG_MAPPING["gemma3"](
+        text_config=tiny_config(text_type, **changes).to_dict(), vision_config=vision, num_labels=3
+    )
+    whole = AutoModelForSequenceClassification.from_config(config)
+    whole.save_pretrained(tmp_path)
+    build_tokenizer().save_pretrained(tmp_path)
+    loaded = load_classifier(ModelSpec("tower", tmp_path, dtype="float32", device="cpu", kind="classification"))
+    assert len(loaded.labels) == 3
+    assert torch.equal(loaded.module.state_dict()["score.weight"], whole.state_dict()["score.weight"])
 
 
 def test_the_memory_of_the_pictures_is_not_counted(tmp_path: Path):

@@ -465,3 +465,19 @@ async def test_a_huge_integer_is_a_server_error_in_no_field(api: Api, path: str)
 async def test_messages_name_the_field_the_rule_and_the_value(api: Api, fields: dict[str, Any], message: str):
     response = await api.post(CHAT, raw(**fields))
     assert response.json()["error"]["message"] == message
+
+
+@pytest.mark.parametrize(
+    ("turn", "message"),
+    [
+        (
+            {"role": "x", "content": "a"},
+            "`messages[0]` has the unsupported `role` `x`. Supported: `user`, `assistant`, `system`.",
+        ),
+        ({"content": "a"}, "`messages[0]` must have `role`."),
+    ],
+)
+def test_messages_name_the_known_kinds_of_an_object(turn: dict[str, Any], message: str):
+    with pytest.raises(MillmError) as caught:
+        MessagesRequest.parse({"model": "tiny", "max_tokens": 1, "messages": [turn]})
+    assert caught.value.message == message

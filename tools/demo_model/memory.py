@@ -18,7 +18,7 @@ from tools.demo_model.world import ANIMALS, COLOURS, FOODS
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A fact about the user: how it is told, noted, asked for, and repeated (`{v}` is the value)."""
+    """A fact about the user: sentences that state it, note it, ask for it and repeat it (`{v}` is the value)."""
 
     told: tuple[str, ...]
     noted: tuple[str, ...]

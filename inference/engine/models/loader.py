@@ -35,7 +35,7 @@ from inference.engine.models.load_faults import enough_memory, ran_out_of_memory
 from inference.engine.models.self_check import compare, take_reference
 from inference.engine.models.sites import SiteError, decoder_layers
 from inference.engine.models.weight_files import StoredWeight, load_pickles, open_weights, pickle_files, weight_files
-from inference.files.text_tower import has_text_tower, text_tower_config, text_tower_weights
+from inference.files.text_tower import has_text_tower, language_model_of
 from inference.files.unchanged import unchanged
 from inference.text.grammar_compiler import GrammarCompiler
 from inference.torch_threads import borrowed_workers
@@ -154,24 +154,24 @@ def _load_module(spec: ModelSpec, config: Any, model_class: Any, options: dict[s
     safetensors files with unusual names.
     """
     options = {"trust_remote_code": spec.trust_remote_code, "local_files_only": True, **options}
+    is_tower = spec.kind == "generation" and has_text_tower(config)  # a classifier has a head of its own beside it
     if any(getattr(config, name, None) for name in ("quantization_config", "transformers_weights")):
-        if has_text_tower(config):
+        if is_tower:
             raise LoadError(f"{spec.name} is a quantised model for text and pictures, which is not supported.")
         module: PreTrainedModel = model_class.from_pretrained(
             spec.path, config=config, dtype=DTYPES[spec.dtype], use_safetensors=True, disable_mmap=True, **options
         )
         return module
     weights = _weights(spec)
-    has_tower = has_text_tower(config)
-    if has_tower:
-        config, weights = text_tower_config(config), text_tower_weights(weights)
+    if is_tower:
+        config, weights = language_model_of(config, weights)
     dtype = _dtype(spec, config, weights)
     with torch.device("meta"):  # without weights, to find the class, which may be code of the directory
         skeleton = model_class.from_config(config, trust_remote_code=spec.trust_remote_code)
     module, info = type(skeleton).from_pretrained(
         None, config=skeleton.config, state_dict=weights, dtype=dtype, output_loading_info=True, **options
     )
-    if has_tower and info["missing_keys"]:  # random weights would look like a model that writes nonsense
+    if is_tower and info["missing_keys"]:  # random weights would look like a model that writes nonsense
         names = ", ".join(sorted(info["missing_keys"])[:3])
         raise LoadError(f"{spec.name}: the files lack weights of the language model, such as {names}.")
     with suppress(OSError):  # it is optional: config and tokenizer have end tokens too

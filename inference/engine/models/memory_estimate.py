@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from inference.engine.kernels.varlen_attention import PAGE_TOKENS
 from inference.engine.models.load_faults import enough_memory, readable_files
 from inference.engine.models.loader import DTYPES, ModelSpec, resolve_device
 from inference.engine.models.weight_files import WeightHeader, pickled_bytes, read_headers, stored_dtype
-from inference.files.text_tower import has_text_tower, text_tower_config, text_tower_weights
+from inference.files.text_tower import has_text_tower, language_model_of
 
 KV_TOKENS = 4096  # of one long conversation; less would not be useful
 INT8_SCALE_BYTES = 4  # a float32 scale per row of an int8 matrix
@@ -75,10 +75,10 @@ def _read_config(spec: ModelSpec, headers: list[WeightHeader]) -> tuple[Any, lis
     """Return the configuration of the language model, and the headers of its weights."""
     options = {"trust_remote_code": spec.trust_remote_code, "local_files_only": True}
     config = AutoConfig.from_pretrained(spec.path, **options)
-    if spec.kind != "generation" or not has_text_tower(config):
-        return config.get_text_config(), headers
-    own = text_tower_weights({header.name: header for header in headers})
-    return text_tower_config(config), [replace(header, name=name) for name, header in own.items()]
+    if spec.kind == "generation" and has_text_tower(config):
+        config, own = language_model_of(config, {header.name: header for header in headers})
+        headers = list(own.values())
+    return config.get_text_config(), headers
 
 
 def _target_dtype(spec: ModelSpec, config: Any, headers: list[WeightHeader]) -> torch.dtype:

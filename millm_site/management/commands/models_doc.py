@@ -23,9 +23,9 @@ miLLM serves models in the Hugging Face layout, from a directory or the Hub:
 
 A model needs `tokenizer.json`, weights as safetensors, and an architecture that transformers knows (`model_type` in
 `config.json`). `manage.py models_doc` writes this page from `inference/files/architectures.py`, and `make check`
-fails if they differ. `tests/engine/test_architectures.py` builds a tiny random model for each row. Models of the
-first table give the same tokens as transformers, alone and in chunks beside another sequence, with both caches.
-Models of the second table are refused.
+fails if they differ. Tests build a tiny random model for each row (`tests/engine/test_architectures.py`, and
+`test_text_tower.py` for text and pictures). Models of the first table give the same tokens as transformers, alone and
+in chunks beside another sequence, with both caches. Models of the last table are refused.
 
 ## The self-check
 
