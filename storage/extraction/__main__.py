@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from storage.chunking import Chunking, chunks_of
 from storage.errors import ExtractionError
-from storage.extraction import isolation
+from core import isolation
 from storage.extraction.formats import HEADED, extract, suffix_of
 
 REFUSED = 3

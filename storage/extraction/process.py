@@ -18,7 +18,7 @@ from pathlib import Path
 from storage.chunking import Chunking
 from storage.errors import ExtractionError
 from storage.extraction.__main__ import REFUSED, Task
-from storage.extraction.isolation import NEEDED
+from core.isolation import NEEDED
 
 logger = logging.getLogger(__name__)
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,4 +1,4 @@
-"""Drop the rights of the parser's process before it reads a document: files, network and other processes.
+"""Drop the rights of a process that parses untrusted files: other files, network and other processes.
 
 Linux only, through system calls: Landlock blocks the file system, a seccomp filter blocks sockets and processes,
 namespaces remove the network and root's capabilities, and root becomes `nobody` if `nobody` can read Python. Each is
@@ -19,6 +19,7 @@ from pathlib import Path
 NOBODY = 65_534
 NEEDED = frozenset({"landlock", "seccomp"})  # without these a broken parser could read files or open sockets
 
+_PACKAGES = ("core", "media", "storage")  # of ours that such processes import
 _LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/local/lib", "/nix/store")  # loaded when first needed
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
 _CLONE_NEWIPC, _CLONE_NEWUSER, _CLONE_NEWNET = 0x0800_0000, 0x1000_0000, 0x4000_0000
@@ -73,8 +74,8 @@ def enter(readable: Iterable[Path] | None = None) -> list[str]:
 
 def code_folders() -> list[Path]:
     """Return the folders of Python, the parsers with their libraries, and our modules."""
-    project = Path(__file__).parents[2]
-    places = (sys.prefix, sys.base_prefix, project / "storage", project / "core", *_LIBRARIES)
+    project = Path(__file__).parents[1]
+    places = (sys.prefix, sys.base_prefix, *(project / name for name in _PACKAGES), *_LIBRARIES)
     return [place for place in {Path(place).resolve() for place in places} if place.exists()]
 
 

@@ -15,14 +15,14 @@ import pytest
 
 from storage.chunking import Chunking
 from storage.errors import ExtractionError
-from storage.extraction.isolation import NEEDED, code_folders, is_public
+from core.isolation import NEEDED, code_folders, is_public
 from storage.extraction.process import Limits, extract_pieces, extract_text, read_bounded
 from tests.live import PROJECT_DIR
 from tests.openai_api.fakes import tokenizer_of_bytes
 
 PROGRAM = """
 import os, socket, ctypes, sys, json
-from storage.extraction import isolation
+from core import isolation
 names = isolation.enter()
 def attempt():
 {attempt}

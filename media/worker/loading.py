@@ -1,0 +1,32 @@
+"""Load media models from safetensors files, and describe them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from media.messages import ModelFacts
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def load_pretrained(kind: Any, path: Path, dtype: str, device: str) -> Any:
+    """Return a model of transformers in evaluation mode. On a CPU ``auto`` means float32, for convolutions."""
+    chosen = DTYPES.get(dtype) or (torch.float32 if device == "cpu" else "auto")
+    model = kind.from_pretrained(path, dtype=chosen, use_safetensors=True, local_files_only=True)
+    return model.to(device).eval()
+
+
+def model_facts(model: Any, **facts: Any) -> ModelFacts:
+    parameter = next(model.parameters())
+    sizes = [(each.numel(), each.numel() * each.element_size()) for each in model.parameters()]
+    return ModelFacts(
+        architecture=type(model).__name__,
+        device=str(parameter.device),
+        dtype=str(parameter.dtype).removeprefix("torch."),
+        memory_bytes=sum(size for _, size in sizes),
+        num_parameters=sum(count for count, _ in sizes),
+        **facts,
+    )
