@@ -60,7 +60,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Transcribe(Task):
-    """``temperature`` None: 0 with Whisper's fallback. ``language`` None: detected. ``max_seconds``: longer is refused."""
+    """``temperature`` None or 0: Whisper's fallback. ``language`` None: detected. ``max_seconds``: limit of the audio."""
 
     file: Path
     max_seconds: float
@@ -190,8 +190,8 @@ class Picture(Event):
 class ModelFacts:
     """What the server needs to know of a loaded model.
 
-    ``memory_bytes``: weights. ``num_parameters``. ``sample_rate``: of speech, in Hz. ``languages``: that it can be told.
-    ``speakers``: names of presets. ``abilities``: ``translate``, ``words``, ``image`` (edits), ``mask``, ``video_image``.
+    ``memory_bytes``: of the weights. ``sample_rate``: of speech, in Hz. ``languages``: codes that it accepts.
+    ``speakers``: names of presets. ``abilities``: ``translate``, ``segments``, ``words``, ``image``, ``mask``.
     """
 
     architecture: str

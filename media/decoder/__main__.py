@@ -1,8 +1,8 @@
 """``python -m media.decoder TASK``: decode a file from standard input and write raw samples to standard output.
 
 The argument is a :class:`Task` as JSON. Output: a line of JSON with the names of the isolation mechanisms in effect, a
-line of JSON with a :class:`Header`, then the data: mono 16-bit samples of audio, or RGBA bytes of an image. Exit codes: 0;
-3 for a refusal, as JSON in the last line of standard error; others mean that the decoder crashed.
+line of JSON with a :class:`Header`, then the data: mono 16-bit samples of audio, or RGBA bytes of an image. Exit codes:
+0; 3 for a refusal, as JSON in the last line of standard error; others mean that the decoder crashed.
 """
 
 from __future__ import annotations

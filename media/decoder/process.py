@@ -103,7 +103,7 @@ def decode_image(path: Path, *, max_pixels: int, check: Callable[[], None] = _no
 
 def _run(path: Path, task: Task, spool: IO[bytes], max_bytes: int, check: Callable[[], None]) -> Header:
     """Write the decoder's data into ``spool`` and return its header."""
-    threads = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     environment = {"PATH": os.environ.get("PATH", ""), "PYTHONPATH": str(ROOT), **threads}
     with path.open("rb") as file:
         process = subprocess.Popen(  # noqa: S603 - ourselves

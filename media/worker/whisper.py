@@ -1,7 +1,7 @@
-"""Whisper on audio of any length in constant memory: windows of 30 seconds, timestamps, fallback to higher temperatures.
+"""Whisper on audio of any length in constant memory: windows of 30 s, timestamps, fallback to higher temperatures.
 
-Follows the long-form decoding of the Whisper paper (Radford et al. 2022, section 4.5) as transformers implements it, and
-gives the same segments (tests/media/test_whisper.py). transformers needs the features of the whole file at once.
+Follows the long-form decoding of the Whisper paper (Radford et al. 2022, section 4.5) as transformers implements it,
+with the same segments (tests/media/test_whisper.py). transformers needs the features of the whole file at once.
 """
 
 from __future__ import annotations
