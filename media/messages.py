@@ -60,7 +60,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Transcribe(Task):
-    """``temperature`` None or 0: Whisper's fallback. ``language`` None: detected. ``max_seconds``: limit of the audio."""
+    """``temperature`` None or 0: Whisper's fallback. ``language`` None: detected."""
 
     file: Path
     max_seconds: float
