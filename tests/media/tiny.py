@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +79,59 @@ def save_whisper(folder: Path, seed: int = 0) -> Path:
     WhisperFeatureExtractor().save_pretrained(folder)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>").save_pretrained(folder)
     return folder
+
+
+def save_stable_diffusion(folder: Path) -> Path:
+    """Save a random Stable Diffusion of 64 x 64 pixels."""
+    from diffusers import AutoencoderKL, PNDMScheduler, StableDiffusionPipeline, UNet2DConditionModel
+    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+
+    torch.manual_seed(0)
+    unet = UNet2DConditionModel(
+        block_out_channels=(32, 64),
+        layers_per_block=1,
+        sample_size=32,
+        in_channels=4,
+        out_channels=4,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        cross_attention_dim=32,
+        attention_head_dim=8,
+    )
+    vae = AutoencoderKL(
+        block_out_channels=[32, 64],
+        in_channels=3,
+        out_channels=3,
+        down_block_types=["DownEncoderBlock2D", "DownEncoderBlock2D"],
+        up_block_types=["UpDecoderBlock2D", "UpDecoderBlock2D"],
+        latent_channels=4,
+    )
+    config = CLIPTextConfig(
+        bos_token_id=0,
+        eos_token_id=2,
+        hidden_size=32,
+        intermediate_size=37,
+        num_attention_heads=4,
+        num_hidden_layers=2,
+        pad_token_id=1,
+        vocab_size=1000,
+        projection_dim=32,
+    )
+    words = folder / "words"
+    words.mkdir(parents=True)
+    letters = [chr(code) for code in range(97, 123)]
+    names = ["<|startoftext|>", "</w>", "<|endoftext|>", *letters, *(f"{letter}</w>" for letter in letters)]
+    (words / "vocab.json").write_text(json.dumps({name: number for number, name in enumerate(names)}))
+    (words / "merges.txt").write_text("#version: 0.2\n")
+    pipeline: Any = StableDiffusionPipeline(
+        unet=unet,
+        scheduler=PNDMScheduler(skip_prk_steps=True, beta_schedule="scaled_linear", beta_start=0.00085, beta_end=0.012),
+        vae=vae,
+        text_encoder=CLIPTextModel(config),
+        tokenizer=CLIPTokenizer(str(words / "vocab.json"), str(words / "merges.txt"), model_max_length=77),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+    pipeline.save_pretrained(folder / "model")
+    return folder / "model"

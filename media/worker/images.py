@@ -1,0 +1,196 @@
+"""Images with the pipelines of diffusers: from text, from an image, and into the masked part of an image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image as PillowImage
+
+from core.errors import MillmError
+from media.decoder.process import Image, decode_image
+from media.messages import GenerateImages, ModelFacts, Picture, Progress
+from media.worker.encoding import encode_image
+from media.worker.loading import DTYPES
+
+MAX_PIXELS = 4_096 * 4_096  # of images that clients send
+MULTIPLE = 8  # of pixels; pipelines check it too
+Emit = Callable[[Any], None]
+
+
+class UnsupportedError(MillmError):
+    """The pipeline cannot do what the request asks for."""
+
+    code = "unsupported_parameter"
+
+
+class InvalidSizeError(MillmError):
+    """The pipeline cannot make images of that size."""
+
+    code = "invalid_value"
+    param = "size"
+
+
+class Images:
+    """An image pipeline. The variants for images and masks share its weights."""
+
+    def __init__(self, path: Path, dtype: str, device: str) -> None:
+        from diffusers import AutoPipelineForText2Image
+
+        chosen = DTYPES.get(dtype) or (torch.float32 if device == "cpu" else torch.bfloat16)
+        pipeline: Any = AutoPipelineForText2Image.from_pretrained(
+            path, dtype=chosen, use_safetensors=True, local_files_only=True
+        )
+        self._device = device
+        self._pipeline = pipeline.to(device)
+        self._pipeline.set_progress_bar_config(disable=True)
+        self._variants: dict[str, Any] = {"text": self._pipeline}
+        self._step = int(self._pipeline.image_processor.config.vae_scale_factor)
+
+    @property
+    def facts(self) -> ModelFacts:
+        modules = [module for module in self._pipeline.components.values() if isinstance(module, torch.nn.Module)]
+        parameters = {id(each): each for module in modules for each in module.parameters()}.values()
+        abilities = {name for name in ("image", "mask") if self._find(name) is not None}
+        return ModelFacts(
+            architecture=type(self._pipeline).__name__,
+            device=self._device,
+            dtype=str(self._pipeline.dtype).removeprefix("torch."),
+            memory_bytes=sum(each.numel() * each.element_size() for each in parameters),
+            num_parameters=sum(each.numel() for each in parameters),
+            abilities=frozenset(abilities),
+            default_size=self.default_size,
+        )
+
+    @property
+    def default_size(self) -> tuple[int, int]:
+        size = getattr(self._pipeline, "default_sample_size", None) or 64
+        return size * self._step, size * self._step
+
+    def generate(self, request: GenerateImages, emit: Emit, check: Callable[[], None]) -> None:
+        """Emit progress, previews and the images. ``check`` is called at each step; it may raise to stop."""
+        width, height = request.width or self.default_size[0], request.height or self.default_size[1]
+        step = max(MULTIPLE, self._step)
+        if width % step or height % step:
+            raise InvalidSizeError(f"`size` must be multiples of {step} for this model, got `{width}x{height}`.")
+        variant = "mask" if request.mask else "image" if request.image else "text"
+        pipeline = self._find(variant)
+        if pipeline is None:
+            raise UnsupportedError(f"This model does not support `{variant}`.", param=variant)
+        inputs = self._inputs(request, variant, (width, height), check)
+        for index in range(request.num_images):
+            generator = torch.Generator("cpu").manual_seed((request.seed + index) % 2**63)
+            steps = _Steps(pipeline, request, index, emit, check, (width, height))
+            with torch.inference_mode():
+                output = pipeline(**inputs, generator=generator, callback_on_step_end=steps)
+            picture = encode_image(output.images[0], request.image_format, request.compression)
+            emit(Picture(request.task, index, picture))
+
+    def _inputs(
+        self, request: GenerateImages, variant: str, size: tuple[int, int], check: Callable[[], None]
+    ) -> dict[str, Any]:
+        inputs: dict[str, Any] = {"prompt": request.prompt}
+        given = {
+            "num_inference_steps": request.steps,
+            "guidance_scale": request.guidance,
+            "negative_prompt": request.negative_prompt,
+            "strength": request.strength if variant != "text" else None,
+        }
+        inputs |= {name: value for name, value in given.items() if value is not None}
+        if variant == "text":
+            return inputs | {"width": size[0], "height": size[1]}
+        assert request.image is not None
+        image = decode_image(request.image, max_pixels=MAX_PIXELS, check=check)
+        inputs["image"] = _rgb(image).resize(size, PillowImage.Resampling.LANCZOS)
+        if request.mask is not None:
+            mask = decode_image(request.mask, max_pixels=MAX_PIXELS, check=check)
+            inputs["mask_image"] = painted(mask).resize(size, PillowImage.Resampling.NEAREST)
+            inputs |= {"width": size[0], "height": size[1]}
+        return inputs
+
+    def _find(self, variant: str) -> Any:
+        """Return the pipeline for a variant, sharing the weights; None if diffusers has none."""
+        from diffusers import AutoPipelineForImage2Image, AutoPipelineForInpainting
+
+        if variant not in self._variants:
+            kind: Any = AutoPipelineForImage2Image if variant == "image" else AutoPipelineForInpainting
+            try:
+                self._variants[variant] = kind.from_pipe(self._pipeline)
+                self._variants[variant].set_progress_bar_config(disable=True)
+            except (ValueError, TypeError):
+                self._variants[variant] = None
+        return self._variants[variant]
+
+
+class _Steps:
+    """The callback of a pipeline after each step: cancellation, progress and previews."""
+
+    def __init__(
+        self,
+        pipeline: Any,
+        request: GenerateImages,
+        index: int,
+        emit: Emit,
+        check: Callable[[], None],
+        size: tuple[int, int],
+    ) -> None:
+        self._request = request
+        self._index = index
+        self._emit = emit
+        self._check = check
+        self._size = size
+        self._previews: list[int] = []
+        self._is_planned = False
+
+    def __call__(self, pipeline: Any, step: int, timestep: Any, values: dict[str, Any]) -> dict[str, Any]:
+        self._check()
+        steps = int(pipeline.num_timesteps)
+        if not self._is_planned:
+            self._is_planned = True
+            self._previews = preview_steps(steps, self._request.partial_images)
+        done = self._index * steps + step + 1
+        self._emit(Progress(self._request.task, done, self._request.num_images * steps))
+        if step in self._previews:
+            image = preview(pipeline, values["latents"], self._size)
+            data = encode_image(image, self._request.image_format, self._request.compression)
+            self._emit(Picture(self._request.task, self._index, data, self._previews.index(step)))
+        return values
+
+
+def preview_steps(steps: int, count: int) -> list[int]:
+    """Return the steps after which a preview is sent: evenly spread, before the last step."""
+    count = min(count, max(0, steps - 1))
+    return [(number + 1) * steps // (count + 1) - 1 for number in range(count)]
+
+
+def preview(pipeline: Any, latents: torch.Tensor, size: tuple[int, int]) -> Any:
+    """Return the image that the latents would decode to now."""
+    if hasattr(pipeline, "_unpack_latents"):
+        latents = pipeline._unpack_latents(latents, size[1], size[0], pipeline.vae_scale_factor)
+    config = pipeline.vae.config
+    latents = latents / config.scaling_factor + (getattr(config, "shift_factor", None) or 0.0)
+    decoded = pipeline.vae.decode(latents.to(pipeline.vae.dtype), return_dict=False)[0]
+    return pipeline.image_processor.postprocess(decoded.detach(), output_type="pil")[0]
+
+
+def painted(mask: Image) -> Any:
+    """Return the mask as diffusers reads it, white where to paint: where OpenAI's mask is transparent."""
+    picture = PillowImage.frombytes("RGBA", (mask.width, mask.height), mask.pixels)
+    if mask.has_alpha:
+        return PillowImage.eval(picture.getchannel("A"), lambda alpha: 255 if alpha < 128 else 0)
+    return picture.convert("L")
+
+
+def _rgb(image: Image) -> Any:
+    picture = PillowImage.frombytes("RGBA", (image.width, image.height), image.pixels)
+    background = PillowImage.new("RGBA", picture.size, "white")
+    return PillowImage.alpha_composite(background, picture).convert("RGB")
+
+
+def iterate(images: Images, request: GenerateImages, check: Callable[[], None]) -> Iterator[Any]:
+    """Yield the events of a request. For tests."""
+    events: list[Any] = []
+    images.generate(request, events.append, check)
+    yield from events
