@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from core.errors import MillmError
 from media.decoder.process import Image, decode_image
 from media.messages import GenerateImages, ModelFacts, Picture, Progress
 from media.worker.encoding import encode_image
-from media.worker.loading import DTYPES
+from media.worker.loading import DTYPES, pipeline_facts
 
 MAX_PIXELS = 4_096 * 4_096  # of images that clients send
 MULTIPLE = 8  # of pixels; pipelines check it too
@@ -51,18 +51,9 @@ class Images:
 
     @property
     def facts(self) -> ModelFacts:
-        modules = [module for module in self._pipeline.components.values() if isinstance(module, torch.nn.Module)]
-        parameters = {id(each): each for module in modules for each in module.parameters()}.values()
         abilities = {name for name in ("image", "mask") if self._find(name) is not None}
-        return ModelFacts(
-            architecture=type(self._pipeline).__name__,
-            device=self._device,
-            dtype=str(self._pipeline.dtype).removeprefix("torch."),
-            memory_bytes=sum(each.numel() * each.element_size() for each in parameters),
-            num_parameters=sum(each.numel() for each in parameters),
-            abilities=frozenset(abilities),
-            default_size=self.default_size,
-        )
+        size = self.default_size
+        return pipeline_facts(self._pipeline, self._device, abilities=frozenset(abilities), default_size=size)
 
     @property
     def default_size(self) -> tuple[int, int]:
@@ -103,7 +94,7 @@ class Images:
             return inputs | {"width": size[0], "height": size[1]}
         assert request.image is not None
         image = decode_image(request.image, max_pixels=MAX_PIXELS, check=check)
-        inputs["image"] = _rgb(image).resize(size, PillowImage.Resampling.LANCZOS)
+        inputs["image"] = rgb(image).resize(size, PillowImage.Resampling.LANCZOS)
         if request.mask is not None:
             mask = decode_image(request.mask, max_pixels=MAX_PIXELS, check=check)
             inputs["mask_image"] = painted(mask).resize(size, PillowImage.Resampling.NEAREST)
@@ -183,14 +174,8 @@ def painted(mask: Image) -> Any:
     return picture.convert("L")
 
 
-def _rgb(image: Image) -> Any:
+def rgb(image: Image) -> Any:
+    """Return the image on white where it is transparent."""
     picture = PillowImage.frombytes("RGBA", (image.width, image.height), image.pixels)
     background = PillowImage.new("RGBA", picture.size, "white")
     return PillowImage.alpha_composite(background, picture).convert("RGB")
-
-
-def iterate(images: Images, request: GenerateImages, check: Callable[[], None]) -> Iterator[Any]:
-    """Yield the events of a request. For tests."""
-    events: list[Any] = []
-    images.generate(request, events.append, check)
-    yield from events

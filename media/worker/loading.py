@@ -30,3 +30,17 @@ def model_facts(model: Any, **facts: Any) -> ModelFacts:
         num_parameters=sum(count for count, _ in sizes),
         **facts,
     )
+
+
+def pipeline_facts(pipeline: Any, device: str, **facts: Any) -> ModelFacts:
+    """Describe a pipeline of diffusers."""
+    modules = [module for module in pipeline.components.values() if isinstance(module, torch.nn.Module)]
+    parameters = {id(each): each for module in modules for each in module.parameters()}.values()
+    return ModelFacts(
+        architecture=type(pipeline).__name__,
+        device=device,
+        dtype=str(pipeline.dtype).removeprefix("torch."),
+        memory_bytes=sum(each.numel() * each.element_size() for each in parameters),
+        num_parameters=sum(each.numel() for each in parameters),
+        **facts,
+    )
