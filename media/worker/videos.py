@@ -42,7 +42,7 @@ class Videos:
         )
 
     def generate(self, request: GenerateVideo, emit: Emit, check: Callable[[], None]) -> dict[str, Any]:
-        """Write the video to ``request.output`` and return its facts. ``check`` is called at each step and may raise."""
+        """Write the video to ``request.output``; return its facts. ``check`` is called at each step and may raise."""
         pipeline, is_image_only = self._pipeline, type(self._pipeline).__name__ in IMAGE_ONLY
         if request.image is None and is_image_only:
             raise UnsupportedError("This model needs an image: send `input_reference`.", param="input_reference")
