@@ -35,6 +35,10 @@ class LanguageModel(models.Model):
         GENERATION = "generation"
         EMBEDDING = "embedding"
         CLASSIFICATION = "classification"
+        TRANSCRIPTION = "transcription"
+        SPEECH = "speech"
+        IMAGE = "image"
+        VIDEO = "video"
 
     class Quantization(models.TextChoices):
         NONE = "none"

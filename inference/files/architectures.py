@@ -6,10 +6,11 @@ the rows. Other architectures are loaded too, and refused if the self-check find
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,10 @@ def architecture_problem(config: Mapping[str, Any]) -> str:
     )
 
 
-ModelKind = Literal["generation", "embedding", "classification"]
+TextKind = Literal["generation", "embedding", "classification"]
+MediaKind = Literal["transcription", "speech", "image", "video"]
+ModelKind = TextKind | MediaKind
+MEDIA_KINDS = frozenset(get_args(MediaKind))
 
 SENTENCE_TRANSFORMERS = "modules.json"  # its pipeline: transformer, pooling, normalisation
 EMBEDDING_ENDINGS = ("Model", "ForMaskedLM")
@@ -172,6 +176,25 @@ OTHER_INPUTS = (
 )
 
 
+TRANSCRIPTION_NAMES = frozenset(
+    {"WhisperForConditionalGeneration", "MoonshineForConditionalGeneration", "ParakeetForTDT"}
+)
+TRANSCRIPTION_ENDING = "ForCTC"
+SPEECH_NAMES = frozenset({"VitsModel", "SpeechT5ForTextToSpeech", "BarkModel", "FastSpeech2ConformerWithHifiGan"})
+PIPELINE_INDEX = "model_index.json"  # of a directory of diffusers
+PIPELINE_ENDING = "Pipeline"
+VIDEO_PIPELINES = re.compile(r"Allegro|AnimateDiff|CogVideoX|Cosmos|HunyuanVideo|Latte|LTX|Mochi|Video|Wan")
+AUDIO_PIPELINES = re.compile(r"Audio|Music|Spectrogram")
+
+
+def pipeline_kind(index: Mapping[str, Any]) -> MediaKind | None:
+    """Return the kind of a pipeline of diffusers from its model_index.json; None if it makes neither."""
+    name = str(index.get("_class_name"))
+    if not name.endswith(PIPELINE_ENDING) or AUDIO_PIPELINES.search(name):
+        return None
+    return "video" if VIDEO_PIPELINES.search(name) else "image"
+
+
 def detect_kind(path: Path, config: Mapping[str, Any]) -> ModelKind | None:
     """Return the kind of the model in a directory; None if it has none. ``config`` is the content of config.json.
 
@@ -181,9 +204,18 @@ def detect_kind(path: Path, config: Mapping[str, Any]) -> ModelKind | None:
 
 
 def kind_from_config(config: Mapping[str, Any], *, has_pipeline: bool) -> ModelKind | None:
-    """Return the kind from config.json alone. ``has_pipeline``: the model has a sentence-transformers pipeline."""
+    """Return the kind from config.json, or from the model_index.json of diffusers, alone.
+
+    ``has_pipeline``: the model has a sentence-transformers pipeline.
+    """
     names = config.get("architectures") or []
     names = [str(name) for name in names] if isinstance(names, list) else []
+    if "_class_name" in config:
+        return pipeline_kind(config)
+    if any(name in TRANSCRIPTION_NAMES or name.endswith(TRANSCRIPTION_ENDING) for name in names):
+        return "transcription"
+    if not SPEECH_NAMES.isdisjoint(names):
+        return "speech"
     if any(name.endswith(CLASSIFICATION_ENDING) for name in names):
         return "classification"  # also with a pipeline: that of a cross-encoder has no pooling
     if has_pipeline:

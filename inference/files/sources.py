@@ -19,7 +19,13 @@ from typing import Any
 from django.conf import settings
 
 from core.errors import MillmError
-from inference.files.architectures import ModelKind, architecture_problem, detect_kind
+from inference.files.architectures import (
+    MEDIA_KINDS,
+    PIPELINE_INDEX,
+    ModelKind,
+    architecture_problem,
+    detect_kind,
+)
 
 DEFAULT_LABELS = 2  # of a classifier whose config has none, as in transformers
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -28,7 +34,8 @@ SAFE_PATTERNS = (
     "*.safetensors.index.json",
     "*.json",
     "*.jinja",
-    "tokenizer.model",
+    "*.model",
+    "*.npz",
     "*.txt",
 )
 PICKLE_PATTERNS = ("*.bin", "*.bin.index.json")
@@ -175,10 +182,11 @@ def check_directory(path: Path, source: ModelSource) -> None:
         if number >= MAX_MODEL_FILES:
             raise SourceError(f"{path} contains more than {MAX_MODEL_FILES} files; give the model's own directory.")
         _check_file(file, path)
-    if kind_of_directory(path) == "generation" and (problem := architecture_problem(config)):
+    kind = kind_of_directory(path)
+    if kind == "generation" and (problem := architecture_problem(config)):
         raise SourceError(problem)
     _check_code(config, source)
-    if not (path / "tokenizer.json").is_file():
+    if kind not in MEDIA_KINDS and not (path / "tokenizer.json").is_file():
         raise SourceError(
             f"{path} has no tokenizer.json; a fast tokenizer is required. Save one with the tokenizers library."
         )
@@ -191,9 +199,9 @@ def kind_of_directory(path: Path) -> ModelKind:
     kind = detect_kind(path, config)
     if kind is None:
         raise SourceError(
-            f"{path} is not a causal language model or a model for embeddings or classification (architectures in "
-            f"config.json: {_listed(config.get('architectures'))}). Supported architectures have names that end in "
-            "ForCausalLM, Model, ForMaskedLM or ForSequenceClassification."
+            f"{path} is not a model that can be served (architectures in config.json: "
+            f"{_listed(config.get('architectures'))}). Supported are language models, models for embeddings, "
+            "classification, transcription and speech, and pipelines of diffusers; see docs/models.md."
         )
     return kind
 
@@ -286,7 +294,9 @@ def _check_file(file: Path, root: Path) -> None:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    file = path / "config.json"
+    """Return the content of config.json, or of the model_index.json of a pipeline of diffusers."""
+    index, file = path / PIPELINE_INDEX, path / "config.json"
+    file = index if index.is_file() else file
     if not file.is_file():
         raise SourceError(f"{path} has no config.json; it is not a model in the Hugging Face layout.")
     if file.stat().st_size > MAX_CONFIG_BYTES:
@@ -313,7 +323,7 @@ def _listed(names: Any) -> str:
 
 
 def _check_weights(path: Path, source: ModelSource) -> None:
-    if any(path.glob("*.safetensors")):
+    if any(path.glob("*.safetensors")) or ((path / PIPELINE_INDEX).is_file() and any(path.glob("*/*.safetensors"))):
         return
     if not any(path.glob("*.bin")):
         raise SourceError(f"{path} has no weights (*.safetensors).")

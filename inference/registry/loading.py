@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING
 
 from django.conf import settings
 
+from inference.files.architectures import MEDIA_KINDS
 from inference.files.sources import kind_of_directory
 from inference.models import LanguageModel
+from inference.registry.media import weight_bytes
 from inference.registry.records import smallest
+
+MEDIA_ACTIVATIONS = 0.25  # of the weights; measured for small diffusion models
 
 if TYPE_CHECKING:
     from inference.engine.models.loader import LoadedModel, ModelSpec
@@ -46,8 +50,11 @@ def load_from_directory(spec: ModelSpec) -> LoadedModel:
 
 
 def estimate_from_directory(spec: ModelSpec) -> MemoryEstimate:
-    from inference.engine.models.memory_estimate import estimate_memory
+    from inference.engine.models.memory_estimate import MemoryEstimate, estimate_memory
 
+    if spec.kind in MEDIA_KINDS:
+        weights = weight_bytes(spec.path)
+        return MemoryEstimate(weights=weights, kv=0, activations=int(weights * MEDIA_ACTIVATIONS))
     engine = settings.MILLM_ENGINE
     return estimate_memory(
         spec,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from inference.client import EngineError
 from inference.files.architectures import ModelKind
+from inference.registry.media import LoadedMedia
 from inference.text.model_text import ModelText
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ class LoadedEntry:
 
     pk: int
     name: str
-    loaded: LoadedModel
-    text: ModelText
+    loaded: LoadedModel | LoadedMedia
+    text: ModelText | None  # of a text model
     kind: ModelKind
     reserved_bytes: int
     used_at: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from core.errors import MillmError
 from inference.files.architectures import ModelKind
@@ -29,6 +30,22 @@ class ModelLoadFailedError(ModelNotReadyError):
     code = "model_load_failed"
 
 
+class WrongKindError(MillmError):
+    """The request needs another kind of model."""
+
+    code = "wrong_model_kind"
+    param = "model"
+
+
+@dataclass(frozen=True, slots=True)
+class MediaCard:
+    """A loaded media model on the web side. ``facts``: what its requests can ask for."""
+
+    record: ModelRecord
+    kind: ModelKind
+    facts: Any
+
+
 @dataclass(frozen=True, slots=True)
 class ModelCard:
     """A loaded model for the web side: tokenizer, chat template and dialect (``text``), limits and labels, but no
@@ -46,3 +63,6 @@ class ModelCard:
     dimensions: int = 0  # of the vectors of an embedding model
     grammars: GrammarCompiler | None = None  # of a generation model
     labels: tuple[str, ...] = ()  # of a classifier
+
+
+Card = ModelCard | MediaCard

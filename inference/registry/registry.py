@@ -11,8 +11,9 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,6 +23,7 @@ from django.utils import timezone
 from core.runtime import Service, runtime
 from core.snapshots import Snapshot
 from inference.client import EngineDownError, NotEnoughMemoryError
+from inference.files.architectures import MEDIA_KINDS
 from inference.files.sources import Download, ModelSource, locate_model, own_context_length
 from inference.models import LanguageModel
 from inference.registry.loader_thread import LoaderThread
@@ -36,8 +38,16 @@ from inference.registry.loads import (
     RunningLoad,
     RunningLoads,
 )
+from inference.registry.media import MEDIA_BACKEND, LoadedMedia
 from inference.registry.memory_plan import LoadedEntry, LoadedModels, MemoryBudget, MemoryPlan, ModelsBusyError
-from inference.registry.model_card import ModelCard, ModelLoadFailedError, ModelNotReadyError
+from inference.registry.model_card import (
+    Card,
+    MediaCard,
+    ModelCard,
+    ModelLoadFailedError,
+    ModelNotReadyError,
+    WrongKindError,
+)
 from inference.registry.records import (
     ModelRecord,
     ModelTable,
@@ -84,7 +94,7 @@ class ModelRegistry:
         retry_failed_after_s: float = FIRST_RETRY_S,
     ) -> None:
         self._engine = engine
-        self._is_busy = is_busy
+        self._engine_is_busy = is_busy
         self._kv_unwritten = kv_unwritten
         self._locate = locate
         self._loading = loading or ModelLoading()
@@ -126,9 +136,18 @@ class ModelRegistry:
         """Return the model's context length; None if neither its row nor a load has set it yet."""
         record = self.find(name)
         entry = self._loaded_models.get(record.name)
-        return record.max_model_len if entry is None else entry.loaded.max_model_len
+        if entry is None or isinstance(entry.loaded, LoadedMedia):
+            return record.max_model_len
+        return entry.loaded.max_model_len
 
     async def ready(self, name: str) -> ModelCard:
+        """Return a text model, loading it first if necessary; see :meth:`ready_card`. Raise WrongKindError for others."""
+        card = await self.ready_card(name)
+        if isinstance(card, MediaCard):
+            raise WrongKindError(f"The model `{card.record.name}` is a {card.kind} model.")
+        return card
+
+    async def ready_card(self, name: str) -> Card:
         """Return the model, loading it first if necessary. Requests for the same model share one load.
 
         Raise ModelNotFoundError, EngineDownError, ModelLoadFailedError, or ModelNotReadyError (after
@@ -203,10 +222,13 @@ class ModelRegistry:
         """Return the memory plan of the model in a directory. Reads file headers only. Raise LoadError."""
         return self._memory_plan(spec_for(row, path))
 
-    def _ready_now(self, record: ModelRecord) -> ModelCard | None:
+    def _ready_now(self, record: ModelRecord) -> Card | None:
         entry = self._loaded_models.use(record.name)
         if entry is None:
             return None
+        if isinstance(entry.loaded, LoadedMedia):
+            return MediaCard(record, entry.kind, entry.loaded.facts)
+        assert entry.text is not None, "text models have text functions"
         return ModelCard(
             record,
             entry.loaded.max_model_len,
@@ -218,7 +240,11 @@ class ModelRegistry:
             entry.loaded.labels,
         )
 
-    def _not_ready(self, record: ModelRecord) -> ModelCard:
+    def _is_busy(self, name: str) -> bool:
+        """Return whether requests for the model run or wait, in the engine or in the media backend."""
+        return self._engine_is_busy(name) or runtime.get(MEDIA_BACKEND).is_busy(name)
+
+    def _not_ready(self, record: ModelRecord) -> Card:
         """Raise the error for a load that ended without a model."""
         failure = self._failures.get(record.name)
         if failure is None:
@@ -344,6 +370,8 @@ class ModelRegistry:
         spec = spec_for(row, path)
         running.enter("freeing memory")
         plan = self._free_memory_for(spec)
+        if spec.kind in MEDIA_KINDS:
+            return self._load_media(row, spec, plan, running)
         kv_bytes = plan.kv_bytes(settings.MILLM_ENGINE["kv_cache_bytes"], self._num_expected())
         running.enter("reading weights")
         loaded = self._loading.load(spec)
@@ -368,6 +396,25 @@ class ModelRegistry:
             "kind": spec.kind,
             "num_labels": len(loaded.labels),
         }
+
+    def _load_media(
+        self, row: LanguageModel, spec: ModelSpec, plan: MemoryPlan, running: RunningLoad
+    ) -> dict[str, int | str]:
+        """Have the media backend load the model. Return the live fields for the row."""
+        running.enter("reading weights")
+        loaded = runtime.get(MEDIA_BACKEND).load(spec)
+        self._loaded_models.add(LoadedEntry(row.pk, row.name, loaded, None, spec.kind, plan.needed, self._clock()))
+        return {"memory_bytes": loaded.memory_bytes, "kind": spec.kind, "num_labels": 0}
+
+    def note_lost(self, names: Collection[str]) -> None:
+        """Mark media models as unloaded whose process has died. Callable from any thread."""
+        for name in names:
+            self._loader.submit("note loss", name, partial(self._note_loss, name))
+
+    def _note_loss(self, name: str) -> None:
+        entry = self._loaded_models.remove(name)
+        if entry is not None:
+            write_state(entry.pk, LanguageModel.State.UNLOADED)
 
     def _num_expected(self) -> int:
         """Return the number of models that may still need memory: registered, and not loaded yet."""
@@ -450,12 +497,16 @@ class ModelRegistry:
         if entry is not None:
             entry.is_leaving = True
             try:
-                self._require_engine().detach(name).result()
+                if isinstance(entry.loaded, LoadedMedia):
+                    runtime.get(MEDIA_BACKEND).unload(name)
+                else:
+                    self._require_engine().detach(name).result()
             except BaseException:
                 entry.is_leaving = False
                 raise
             self._loaded_models.remove(name)
-            self._loading.release(entry.loaded)
+            if not isinstance(entry.loaded, LoadedMedia):
+                self._loading.release(entry.loaded)
         write_state(pk, LanguageModel.State.UNLOADED)
 
     def _write_all_unloaded(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,7 @@ from inference.engine.models.load_faults import enough_memory, ran_out_of_memory
 from inference.engine.models.self_check import compare, take_reference
 from inference.engine.models.sites import SiteError, decoder_layers
 from inference.engine.models.weight_files import StoredWeight, load_pickles, open_weights, pickle_files, weight_files
+from inference.files.architectures import ModelKind
 from inference.files.text_tower import has_text_tower, language_model_of
 from inference.files.unchanged import unchanged
 from inference.text.grammar_compiler import GrammarCompiler
@@ -52,8 +53,7 @@ hf_logging.disable_progress_bar()  # not for the log of a server
 class ModelSpec:
     """What to load and how. ``max_seq_len`` 0: the model's own context length.
 
-    ``weights`` ``int8`` quantises the linears, including the output embeddings. ``kind``: generation, embedding or
-    classification (which have their own loaders).
+    ``weights`` ``int8`` quantises the linears, including the output embeddings. Each ``kind`` has its own loader.
     """
 
     name: str
@@ -64,7 +64,7 @@ class ModelSpec:
     allow_pickle: bool = False
     max_seq_len: int = 0
     weights: Weights = "native"
-    kind: Literal["generation", "embedding", "classification"] = "generation"
+    kind: ModelKind = "generation"
 
 
 @dataclass(frozen=True, slots=True)
