@@ -15,6 +15,7 @@ from django.conf import settings
 from console.load.sampler import start_sampling, stop_sampling
 from inference.apps import start_serving, stop_serving
 from jobs.apps import interrupt_jobs, start_job_worker, stop_job_worker
+from media.apps import start_media, stop_media
 from openai_api.apps import start_log_writer, stop_log_writer
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class Serving:
         with self._lock:
             if not self._is_running:
                 self._is_running = True
+                start_media()
                 start_serving(self._fail)
                 start_job_worker()
                 start_sampling()
@@ -62,6 +64,7 @@ class Serving:
                 self._is_running = False
                 self.announce_stop()
                 stop_serving(drain_s)
+                stop_media()
                 stop_job_worker()  # after the engine, so that no job still waits for it
 
     def stop(self, drain_s: float) -> None:

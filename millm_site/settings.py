@@ -99,6 +99,7 @@ INSTALLED_APPS = [
     "inference",
     "steering",
     "storage",
+    "media",
     "openai_api",
     "openai_api.stored_chats",
     "openai_api.responses",

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -141,7 +142,7 @@ class ModelRegistry:
         return entry.loaded.max_model_len
 
     async def ready(self, name: str) -> ModelCard:
-        """Return a text model, loading it first if necessary; see :meth:`ready_card`. Raise WrongKindError for others."""
+        """Return a text model like :meth:`ready_card`. Raise WrongKindError for other models."""
         card = await self.ready_card(name)
         if isinstance(card, MediaCard):
             raise WrongKindError(f"The model `{card.record.name}` is a {card.kind} model.")
@@ -402,7 +403,7 @@ class ModelRegistry:
     ) -> dict[str, int | str]:
         """Have the media backend load the model. Return the live fields for the row."""
         running.enter("reading weights")
-        loaded = runtime.get(MEDIA_BACKEND).load(spec)
+        loaded = runtime.get(MEDIA_BACKEND).load(replace(spec, device=plan.device))
         self._loaded_models.add(LoadedEntry(row.pk, row.name, loaded, None, spec.kind, plan.needed, self._clock()))
         return {"memory_bytes": loaded.memory_bytes, "kind": spec.kind, "num_labels": 0}
 
