@@ -124,6 +124,12 @@ class BlobWriter:
             self.beginning += bytes(data[: BEGINNING - len(self.beginning)])
         self.size += len(data)
 
+    def flushed(self) -> Path:
+        """Return the path of the bytes written so far, to be read until the blob is discarded."""
+        with raising_if_full():
+            self._file.flush()
+        return self._path
+
     def keep(self) -> Blob:
         """Sync the bytes and move them into place."""
         with raising_if_full():

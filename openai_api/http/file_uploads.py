@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,7 +15,7 @@ from django.core.exceptions import BadRequest, SuspiciousOperation
 from django.core.files.uploadedfile import UploadedFile
 from django.core.files.uploadhandler import FileUploadHandler, StopUpload
 from django.db import InterfaceError, OperationalError
-from django.http import HttpRequest
+from django.http import HttpRequest, QueryDict
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from django.http.request import UnreadablePostError
 from django.utils.http import parse_header_parameters
@@ -22,7 +24,7 @@ from core.errors import MillmError, quote
 from openai_api.http.call import Call
 from openai_api.http.errors import forbidden, invalid, unavailable, unsupported_media_type
 from openai_api.keys.authentication import current_keys, needs_no_key, require_key
-from storage.blobs import BlobWriter
+from storage.blobs import BlobStore, BlobWriter
 from storage.errors import FileTooLargeError
 
 BLOCK = 2**18
@@ -120,7 +122,94 @@ def read_form(request: HttpRequest, writer: BlobWriter, *, name: str, max_bytes:
     """Write the file of the field ``name``. Raises MillmError 400 and StorageError. Reads disks, so not for the event
     loop.
     """
-    handler, body = _ToBlob(writer, name, max_bytes), _Body(request)
+    handler = _ToBlob(writer, name, max_bytes)
+    fields = _parse(request, handler)
+    if handler.filename is None:
+        raise _missing(name)
+    return Form(handler.filename, {key: str(fields[key]) for key in fields})
+
+
+@dataclass(frozen=True, slots=True)
+class SentFile:
+    """A file of a form, on the server's disk until the request ends."""
+
+    filename: str
+    path: Path
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class FilesForm:
+    """A form with several files. Arrays, as ``image[]`` or as a repeated ``image``, are under their plain name."""
+
+    files: Mapping[str, Sequence[SentFile]]
+    fields: Mapping[str, Sequence[str]]
+
+
+def read_files(request: HttpRequest, stack: ExitStack, *, most: Mapping[str, int], max_bytes: int) -> FilesForm:
+    """Write the files of a form to disk. ``most``: the number of files by field. They are deleted with ``stack``.
+
+    Raises MillmError 400, 413 and StorageError. Reads disks, so not for the event loop.
+    """
+    handler = _ToFiles(BlobStore.from_settings(), stack, most, max_bytes)
+    fields = _parse(request, handler)
+    lists: dict[str, list[str]] = {}
+    for key, values in fields.lists():
+        lists.setdefault(plain_name(key), []).extend(str(value) for value in values)
+    return FilesForm(handler.files, lists)
+
+
+def plain_name(field_name: str) -> str:
+    return field_name.removesuffix("[]")
+
+
+class _ToFiles(FileUploadHandler):
+    """Write each file of the allowed fields to a file of its own; any other file ends the upload."""
+
+    chunk_size = BLOCK
+
+    def __init__(self, store: BlobStore, stack: ExitStack, most: Mapping[str, int], max_bytes: int) -> None:
+        super().__init__()
+        self.files: dict[str, list[SentFile]] = {}
+        self.problem: Exception | None = None
+        self._store = store
+        self._stack = stack
+        self._most = most
+        self._max_bytes = max_bytes
+        self._writer: BlobWriter | None = None
+        self._name = ""
+        self._filename = ""
+
+    def new_file(self, field_name: str, file_name: str, *args: Any, **kwargs: Any) -> None:
+        super().new_file(field_name, file_name, *args, **kwargs)
+        self._name, self._filename = plain_name(field_name), file_name
+        most = self._most.get(self._name, 0)
+        if most == 0:
+            self._stop(invalid(f"`{quote(field_name)}` must not be a file.", param=quote(field_name)))
+        if len(self.files.get(self._name, ())) >= most:
+            self._stop(invalid(f"`{self._name}` must have at most {most} files.", param=self._name))
+        self._writer = self._stack.enter_context(self._store.writing())
+
+    def receive_data_chunk(self, raw_data: bytes, start: int) -> None:
+        assert self._writer is not None
+        if self._writer.size + len(raw_data) > self._max_bytes:
+            message = f"`{self._name}` must have at most {self._max_bytes} bytes."
+            self._stop(FileTooLargeError(message, param=self._name))
+        self._writer.write(raw_data)
+
+    def file_complete(self, file_size: int) -> UploadedFile:  # type: ignore[type-arg]  # it takes none at run time
+        assert self._writer is not None
+        self.files.setdefault(self._name, []).append(SentFile(self._filename, self._writer.flushed(), file_size))
+        return UploadedFile(file=None, name=self._filename, size=file_size)
+
+    def _stop(self, problem: Exception) -> None:
+        self.problem = problem
+        raise StopUpload(connection_reset=True)
+
+
+def _parse(request: HttpRequest, handler: _ToBlob | _ToFiles) -> QueryDict:
+    """Read the form with the handler and return its text fields. Raises MillmError 400 and the handler's problem."""
+    body = _Body(request)
     try:
         parser = MultiPartParser(request.META, body, [handler], request.encoding)  # type: ignore[arg-type]  # it reads
         fields, _ = parser.parse()
@@ -136,9 +225,7 @@ def read_form(request: HttpRequest, writer: BlobWriter, *, name: str, max_bytes:
         raise handler.problem
     if not body.is_complete:
         raise invalid("The multipart body is incomplete: it ends before the last boundary.", code="invalid_multipart")
-    if handler.filename is None:
-        raise _missing(name)
-    return Form(handler.filename, {key: str(fields[key]) for key in fields})
+    return fields
 
 
 def _missing(name: str) -> MillmError:
@@ -175,13 +262,18 @@ def _request(headers: Iterable[Header], peer: str) -> HttpRequest:
 
 FORM_BYTES = 2**20  # allowance for a multipart body besides its file
 _UPLOADS = re.compile(r"/v1/(files|uploads/[^/]+/parts)/?")
+_MEDIA = re.compile(r"/v1/(audio/(transcriptions|translations|voices)|images/(edits|variations)|videos)/?")
 
 
 def accepts_files(path: str) -> bool:
-    return _UPLOADS.fullmatch(path) is not None
+    return bool(_UPLOADS.fullmatch(path) or _MEDIA.fullmatch(path))
 
 
 def body_limit(path: str) -> int:
     """Return the maximum body size of the route."""
     limit: int = settings.MILLM_MAX_BODY_BYTES
-    return max(limit, settings.MILLM_MAX_FILE_BYTES + FORM_BYTES) if accepts_files(path) else limit
+    if _UPLOADS.fullmatch(path):
+        return max(limit, settings.MILLM_MAX_FILE_BYTES + FORM_BYTES)
+    if _MEDIA.fullmatch(path):
+        return max(limit, settings.MILLM_MAX_MEDIA_BYTES + FORM_BYTES)
+    return limit

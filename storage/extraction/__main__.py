@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
+from core import isolation
 from storage.chunking import Chunking, chunks_of
 from storage.errors import ExtractionError
-from core import isolation
 from storage.extraction.formats import HEADED, extract, suffix_of
 
 REFUSED = 3

@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from core.isolation import NEEDED
 from storage.chunking import Chunking
 from storage.errors import ExtractionError
 from storage.extraction.__main__ import REFUSED, Task
-from core.isolation import NEEDED
 
 logger = logging.getLogger(__name__)
 ROOT = Path(__file__).resolve().parents[2]

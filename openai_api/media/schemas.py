@@ -1,0 +1,149 @@
+"""Requests of /v1/audio. Forms carry numbers and booleans as text, and arrays as repeated fields."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
+
+from pydantic import BeforeValidator, ConfigDict, Field
+from typing_extensions import TypedDict  # pydantic needs this one on Python 3.11
+
+from media.messages import AudioFormat
+from openai_api.http.errors import invalid
+from openai_api.schemas.base import IGNORED, NO_NUL, Harmless, Part, RequestSchema
+
+MAX_INPUT = 4_096  # characters of a speech request
+MAX_PROMPT = 20_000  # characters; the model reads the last 224 tokens
+User = Annotated[str | None, Field(max_length=512)]
+
+
+class FormSchema(RequestSchema):
+    """The text fields of a multipart form."""
+
+    model_config = ConfigDict(strict=False, extra="ignore", frozen=True, allow_inf_nan=False)
+
+    @classmethod
+    def parse_form(cls, fields: Mapping[str, Sequence[str]]) -> Self:
+        """Parse the fields; of a field that is not an array, the last value counts. Raises MillmError 400."""
+        lists = {name for name, field in cls.model_fields.items() if _is_list(field.annotation)}
+        return cls.parse({name: list(values) if name in lists else values[-1] for name, values in fields.items()})
+
+
+def _is_list(annotation: Any) -> bool:
+    return get_origin(annotation) is list or any(get_origin(kind) is list for kind in get_args(annotation))
+
+
+def _none_if_empty(value: Any) -> Any:
+    return None if value == "" else value
+
+
+class ServerVad(Part):
+    model_config = ConfigDict(strict=False, extra="ignore", frozen=True)
+
+    type: Literal["server_vad"]
+    prefix_padding_ms: Annotated[int | None, IGNORED] = None
+    silence_duration_ms: Annotated[int | None, IGNORED] = None
+    threshold: Annotated[float | None, IGNORED] = None
+
+
+def _strategy(value: Any) -> Any:
+    """Parse the strategy, which forms carry as JSON."""
+    if not isinstance(value, str) or not value.startswith("{"):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+class AudioForm(FormSchema):
+    """The fields of transcriptions and translations."""
+
+    model: str = ""
+    prompt: str | None = Field(None, max_length=MAX_PROMPT, pattern=NO_NUL, description="The last 224 tokens are used.")
+    temperature: float | None = Field(None, ge=0, le=1)
+    response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] = "json"
+    user: User = None
+
+    TEXTS: ClassVar[tuple[str, ...]] = ("prompt",)
+
+
+class TranscriptionForm(AudioForm):
+    language: Annotated[str | None, BeforeValidator(_none_if_empty)] = Field(
+        None, pattern=r"^[a-z]{2,3}$", description="ISO 639-1 code. Default: detected."
+    )
+    timestamp_granularities: list[Literal["word", "segment"]] | None = Field(None, max_length=2)
+    include: list[Literal["logprobs"]] | None = Field(None, max_length=1)
+    chunking_strategy: Annotated[Literal["auto"] | ServerVad | None, BeforeValidator(_strategy)] = Field(
+        None, description="Long audio is always processed in windows of 30 seconds."
+    )
+    stream: bool | None = None
+    known_speaker_names: Annotated[list[str] | None, IGNORED] = None
+    known_speaker_references: Annotated[list[str] | None, IGNORED] = None
+
+    REFUSED: ClassVar[Mapping[str, Harmless]] = {"keywords": (), "keyword_boosts": ()}
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any]) -> Self:
+        if body.get("response_format") == "diarized_json":
+            message = "`response_format` `diarized_json` is not supported: this server does not tell speakers apart."
+            raise invalid(message, param="response_format", code="unsupported_response_format")
+        return super().parse(body)
+
+    def check_together(self) -> None:
+        super().check_together()
+        if self.timestamp_granularities and self.response_format != "verbose_json":
+            message = "`timestamp_granularities` requires `response_format` to be `verbose_json`."
+            raise invalid(message, param="timestamp_granularities")
+        if self.stream and self.response_format not in {"json", "text"}:
+            raise invalid("`stream` requires `response_format` to be `json` or `text`.", param="stream")
+        if self.include and self.response_format not in {"json", "verbose_json"}:
+            raise invalid("`include` requires `response_format` to be `json`.", param="include")
+
+
+class VoiceId(Part):
+    id: str = Field(max_length=100, pattern=NO_NUL)
+
+
+class SpeechRequest(RequestSchema):
+    model: str = ""
+    input: str = Field(min_length=1, max_length=MAX_INPUT)
+    voice: str | VoiceId = Field("alloy", description="The name of a voice, or {`id`}.")
+    response_format: AudioFormat | None = None
+    speed: float = Field(1.0, ge=0.25, le=4.0)
+    instructions: str | None = Field(None, max_length=MAX_INPUT)
+    stream_format: Literal["audio", "sse"] = "audio"
+    seed: int | None = Field(None, ge=0, lt=2**63)
+    user: User = None
+
+    TEXTS: ClassVar[tuple[str, ...]] = ("input", "instructions")
+
+    @property
+    def voice_name(self) -> str:
+        return self.voice.id if isinstance(self.voice, VoiceId) else self.voice
+
+
+class DurationUsageBody(TypedDict):
+    type: Literal["duration"]
+    seconds: float
+
+
+class TranscriptionBody(TypedDict):
+    text: str
+    usage: DurationUsageBody
+
+
+class VoiceBody(TypedDict):
+    id: str
+    name: str
+    object: Literal["audio.voice"]
+
+
+class VoiceListBody(TypedDict):
+    """Both shapes that clients read: the list of OpenAI's kind, and ``voices``."""
+
+    object: Literal["list"]
+    data: list[VoiceBody]
+    voices: list[VoiceBody]
+    has_more: bool
