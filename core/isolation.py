@@ -75,7 +75,7 @@ def enter(readable: Iterable[Path] | None = None) -> list[str]:
 def code_folders() -> list[Path]:
     """Return the folders of Python, the parsers with their libraries, and our modules."""
     project = Path(__file__).parents[1]
-    places = (sys.prefix, sys.base_prefix, *(project / name for name in _PACKAGES), *_LIBRARIES)
+    places: tuple[str | Path, ...] = (sys.prefix, sys.base_prefix, *(project / name for name in _PACKAGES), *_LIBRARIES)
     return [place for place in {Path(place).resolve() for place in places} if place.exists()]
 
 

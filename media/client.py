@@ -7,6 +7,7 @@ One process serves all media models. It starts with the first load. If it dies, 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
@@ -43,6 +44,7 @@ class _OpenTask:
 
     sink: Sink
     model: str | None = None
+    is_load: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +116,8 @@ class MediaClient:
     def load(self, spec: ModelSpec) -> Future[ModelFacts]:
         """Start the worker if necessary, and load a model."""
         done: Future[ModelFacts] = Future()
-        self._call(Load(self._new_task(), spec), done, starts=True)
         done.add_done_callback(lambda ended: self._note_load(spec.name, ended))
+        self._call(Load(self._new_task(), spec), done, starts=True)
         return done
 
     def unload(self, name: str) -> Future[None]:
@@ -123,7 +125,7 @@ class MediaClient:
         done: Future[None] = Future()
         with self._lock:
             self._models.discard(name)
-            is_last = not self._models
+            is_last = not self._models and not any(task.is_load for task in self._tasks.values())
         if is_last:
             self._stop_process()
             done.set_result(None)
@@ -140,7 +142,8 @@ class MediaClient:
         events: asyncio.Queue[Event] = asyncio.Queue()
 
         def sink(event: Event) -> None:
-            loop.call_soon_threadsafe(events.put_nowait, event)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+                loop.call_soon_threadsafe(events.put_nowait, event)
 
         request = replace(request, task=self._new_task())
         self._send(request, sink)
@@ -163,19 +166,22 @@ class MediaClient:
     def cancel(self, task: str) -> None:
         """Stop a task; its events are dropped from now on."""
         with self._lock:
-            if task in self._tasks:
+            if task in self._tasks and self._worker is not None:
                 self._tasks[task] = replace(self._tasks[task], sink=lambda event: None)
                 self._write(Cancel(task))
 
     def stop(self) -> None:
         """End the worker and fail its requests. Nothing can be loaded any more."""
-        self._is_stopped = True
+        with self._lock:
+            self._is_stopped = True
         self._stop_process()
 
     def _new_task(self) -> str:
         return f"t{next(self._numbers)}"
 
     def _call(self, request: Load | Unload, done: Future[Any], *, starts: bool = False) -> None:
+        done.set_running_or_notify_cancel()  # cannot be cancelled from now on
+
         def sink(event: Event) -> None:
             if isinstance(event, Failed):
                 done.set_exception(error_of(event))
@@ -195,7 +201,7 @@ class MediaClient:
                 self._start()
             if len(self._tasks) >= MAX_OPEN:
                 raise WorkerBusyError(f"{MAX_OPEN} media requests are waiting. Try again later.", retry_after_s=RETRY_S)
-            self._tasks[request.task] = _OpenTask(sink, getattr(request, "model", None))
+            self._tasks[request.task] = _OpenTask(sink, getattr(request, "model", None), isinstance(request, Load))
             self._write(request)
 
     def _start(self) -> None:
@@ -208,6 +214,7 @@ class MediaClient:
             raise WorkerBusyError(f"The media worker crashed; it restarts in {wait_s:.0f} s.", retry_after_s=wait_s)
         ours, theirs = socket.socketpair()
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environment["TQDM_DISABLE"] = "1"  # no progress bars in the log
         with theirs:
             process = subprocess.Popen(  # noqa: S603 - ourselves
                 [*self._command, str(theirs.fileno())],
@@ -272,7 +279,8 @@ class MediaClient:
             tasks, self._tasks = self._tasks, {}
             self._models.clear()
         if worker is not None:
-            worker.socket.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):  # its reader closed the socket already
+                worker.socket.shutdown(socket.SHUT_RDWR)
             _fail(tasks, WorkerDiedError("The model was unloaded.", status=503, code="model_unloaded"))
             worker.process.wait()
 

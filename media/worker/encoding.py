@@ -81,7 +81,21 @@ def encode_audio(samples: Samples, rate: int, audio_format: AudioFormat) -> byte
 
 def wav_header(rate: int, num_bytes: int = 0xFFFF_FFFF - 36) -> bytes:
     """Return the header of a mono 16-bit WAV file; by default of unknown length."""
-    numbers = (b"RIFF", 36 + num_bytes, b"WAVE", b"fmt ", 16, 1, 1, rate, 2 * rate, 2, 16, b"data", num_bytes)
+    numbers: tuple[bytes | int, ...] = (
+        b"RIFF",
+        36 + num_bytes,
+        b"WAVE",
+        b"fmt ",
+        16,
+        1,
+        1,
+        rate,
+        2 * rate,
+        2,
+        16,
+        b"data",
+        num_bytes,
+    )
     widths = (0, 4, 0, 0, 4, 2, 2, 4, 4, 2, 2, 0, 4)
     return b"".join(_little(value, width) for value, width in zip(numbers, widths, strict=True))
 

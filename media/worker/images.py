@@ -13,7 +13,7 @@ from core.errors import MillmError
 from media.decoder.process import Image, decode_image
 from media.messages import GenerateImages, ModelFacts, Picture, Progress
 from media.worker.encoding import encode_image
-from media.worker.loading import DTYPES, pipeline_facts
+from media.worker.loading import load_pipeline, pipeline_facts
 
 MAX_PIXELS = 4_096 * 4_096  # of images that clients send
 MULTIPLE = 8  # of pixels; pipelines check it too
@@ -39,13 +39,8 @@ class Images:
     def __init__(self, path: Path, dtype: str, device: str) -> None:
         from diffusers import AutoPipelineForText2Image
 
-        chosen = DTYPES.get(dtype) or (torch.float32 if device == "cpu" else torch.bfloat16)
-        pipeline: Any = AutoPipelineForText2Image.from_pretrained(
-            path, dtype=chosen, use_safetensors=True, local_files_only=True
-        )
         self._device = device
-        self._pipeline = pipeline.to(device)
-        self._pipeline.set_progress_bar_config(disable=True)
+        self._pipeline = load_pipeline(AutoPipelineForText2Image, path, dtype, device)
         self._variants: dict[str, Any] = {"text": self._pipeline}
         self._step = int(self._pipeline.image_processor.config.vae_scale_factor)
 

@@ -19,6 +19,14 @@ def load_pretrained(kind: Any, path: Path, dtype: str, device: str) -> Any:
     return model.to(device).eval()
 
 
+def load_pipeline(kind: Any, path: Path, dtype: str, device: str) -> Any:
+    """Return a pipeline of diffusers without progress bars. ``auto`` means float32 on a CPU, bfloat16 on a GPU."""
+    chosen = DTYPES.get(dtype) or (torch.float32 if device == "cpu" else torch.bfloat16)
+    pipeline = kind.from_pretrained(path, dtype=chosen, use_safetensors=True, local_files_only=True).to(device)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
 def model_facts(model: Any, **facts: Any) -> ModelFacts:
     parameter = next(model.parameters())
     sizes = [(each.numel(), each.numel() * each.element_size()) for each in model.parameters()]

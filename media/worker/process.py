@@ -1,12 +1,17 @@
 """``python -m media.worker.process FD``: run media models for the server at the other end of a socket.
 
 The main thread reads requests. Each lane is a thread with a queue: loads; audio; images and videos, with a lower
-priority, so that text and audio do not wait for them. A task's exception becomes its :class:`Failed` event.
+priority, so that text and audio do not wait for them. A task's exception becomes its :class:`Failed` event. The process
+ends with the connection, at once, whatever its lanes do.
+
+A lane uses at most as many threads of torch as the process may use cores; ``OMP_NUM_THREADS`` lowers that. Both lanes
+and the engine of the server may run at the same time: then the kernel shares the cores, and the diffusion lane gets
+what the others leave, because the threads that torch starts for a lane inherit its priority.
 """
 
 from __future__ import annotations
 
-import ctypes
+import gc
 import logging
 import os
 import queue
@@ -16,6 +21,8 @@ import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
+
+import torch
 
 from core.errors import MillmError
 from media.messages import (
@@ -36,7 +43,7 @@ from media.worker.models import Models
 
 logger = logging.getLogger(__name__)
 DIFFUSION_NICENESS = 10
-_PR_SET_PDEATHSIG = 1
+OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")  # in messages of torch
 LANES: dict[type, str] = {
     Load: "loads",
     Unload: "loads",
@@ -97,13 +104,13 @@ class Worker:
             return Done(request.task, self._run(request))
         except MillmError as error:
             return Failed(request.task, error.code or "server_error", error.message, error.status, error.param)
-        except MemoryError:
-            return Failed(request.task, "out_of_memory", "The server ran out of memory for this request.", 503)
         except Exception as error:
-            if "out of memory" in str(error):
-                return Failed(request.task, "out_of_memory", "The server ran out of memory for this request.", 503)
-            logger.exception("The task %s failed.", request.task)
-            return Failed(request.task, "server_error", "The server failed to process this request.", 500)
+            if not is_out_of_memory(error):
+                logger.exception("The task %s failed.", request.task)
+                return Failed(request.task, "server_error", "The server failed to process this request.", 500)
+            logger.warning("The task %s ran out of memory: %s", request.task, error)
+        release_memory()  # here, where no traceback holds the task's tensors any more
+        return Failed(request.task, "out_of_memory", "The server ran out of memory for this request.", 503)
 
     def _run(self, request: Any) -> Any:
         match request:
@@ -162,11 +169,27 @@ class Worker:
                 logger.debug("An event could not be sent.")
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether memory could not be allocated. torch raises RuntimeError for CPUs and a subclass for GPUs."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
+    )
+
+
+def release_memory() -> None:
+    """Free what torch keeps of a task that ran out of memory."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def main(descriptor: int) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which closes the connection
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s media worker: %(message)s")
+    torch.set_num_threads(min(torch.get_num_threads(), len(os.sched_getaffinity(0))))
     Worker(Connection(descriptor)).run()
+    logging.shutdown()
+    os._exit(0)  # lanes may still compute
 
 
 if __name__ == "__main__":

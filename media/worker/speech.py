@@ -45,7 +45,7 @@ class Voice(Protocol):
 
 def sentences(text: str) -> list[str]:
     """Split a text into sentences of at most :data:`MAX_SENTENCE` characters."""
-    found = []
+    found: list[str] = []
     for sentence in _SENTENCE.split(text):
         found += _pieces(sentence.strip()) if sentence and sentence.strip() else []
     return found

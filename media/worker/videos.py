@@ -14,7 +14,7 @@ from media.decoder.process import decode_image
 from media.messages import GenerateVideo, ModelFacts, Progress
 from media.worker.encoding import write_video
 from media.worker.images import MAX_PIXELS, Emit, UnsupportedError, rgb
-from media.worker.loading import DTYPES, pipeline_facts
+from media.worker.loading import load_pipeline, pipeline_facts
 
 IMAGE_ONLY = frozenset({"CogVideoXImageToVideoPipeline", "WanImageToVideoPipeline", "HunyuanVideoImageToVideoPipeline"})
 
@@ -25,12 +25,7 @@ class Videos:
     def __init__(self, path: Path, dtype: str, device: str) -> None:
         from diffusers import DiffusionPipeline
 
-        chosen = DTYPES.get(dtype) or (torch.float32 if device == "cpu" else torch.bfloat16)
-        pipeline: Any = DiffusionPipeline.from_pretrained(
-            path, dtype=chosen, use_safetensors=True, local_files_only=True
-        )
-        self._pipeline = pipeline.to(device)
-        self._pipeline.set_progress_bar_config(disable=True)
+        self._pipeline = load_pipeline(DiffusionPipeline, path, dtype, device)
         self._device = device
 
     @property

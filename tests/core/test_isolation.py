@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from core.isolation import NEEDED, code_folders, is_public
 from storage.chunking import Chunking
 from storage.errors import ExtractionError
-from core.isolation import NEEDED, code_folders, is_public
 from storage.extraction.process import Limits, extract_pieces, extract_text, read_bounded
 from tests.live import PROJECT_DIR
 from tests.openai_api.fakes import tokenizer_of_bytes
