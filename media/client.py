@@ -16,12 +16,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self
 
 from core.errors import MillmError
 from media.messages import Cancel, Done, Event, Failed, Load, ModelFacts, ModelSpec, Task, Unload
@@ -34,7 +35,6 @@ STOP_S = 5.0
 MAX_OPEN = 64  # requests that run or wait
 RETRY_S = 5.0
 
-T = TypeVar("T", bound=Task)
 Sink = Callable[[Event], None]
 
 
@@ -73,6 +73,36 @@ class WorkerBusyError(MillmError):
 
 def error_of(event: Failed) -> MillmError:
     return MillmError(event.message, status=event.status, code=event.code, param=event.param)
+
+
+class MediaTask:
+    """The events of a request, up to and including :class:`Done`. A failure is raised as MillmError.
+
+    Waiting for an event may be cancelled and repeated. A consumer that stops early calls :meth:`cancel`.
+    """
+
+    def __init__(self, events: asyncio.Queue[Event], cancel: Callable[[], None]) -> None:
+        self._events = events
+        self._cancel = cancel
+        self.has_ended = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        if self.has_ended:
+            raise StopAsyncIteration
+        event = await self._events.get()
+        self.has_ended = isinstance(event, Done | Failed)
+        if isinstance(event, Failed):
+            raise error_of(event)
+        return event
+
+    def cancel(self) -> None:
+        """Stop the task if it has not ended. Callable from any thread."""
+        if not self.has_ended:
+            self.has_ended = True
+            self._cancel()
 
 
 class MediaClient:
@@ -133,11 +163,8 @@ class MediaClient:
             self._call(Unload(self._new_task(), name), done)
         return done
 
-    async def submit(self, request: T) -> AsyncIterator[Event]:
-        """Send a request, whose task gets an id, and yield its events up to :class:`Done`.
-
-        Raise MillmError for a failure. A consumer that stops early cancels the task.
-        """
+    def submit(self, request: Task) -> MediaTask:
+        """Send a request, whose task gets an id, and return its events. Raise MillmError if it cannot be sent."""
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Event] = asyncio.Queue()
 
@@ -147,21 +174,7 @@ class MediaClient:
 
         request = replace(request, task=self._new_task())
         self._send(request, sink)
-        is_open = True
-        try:
-            while True:
-                event = await events.get()
-                if isinstance(event, Failed):
-                    is_open = False
-                    raise error_of(event)
-                if isinstance(event, Done):
-                    is_open = False
-                    yield event
-                    return
-                yield event
-        finally:
-            if is_open:
-                self.cancel(request.task)
+        return MediaTask(events, partial(self.cancel, request.task))
 
     def cancel(self, task: str) -> None:
         """Stop a task; its events are dropped from now on."""

@@ -197,6 +197,23 @@ class Environment(BaseSettings):
         ge=1_024,
         description="Maximum size of an uploaded file, such as 512MiB or 2GB.",
     )
+    max_media_bytes: ByteSize = Field(
+        ByteSize(100 * 2**20),
+        ge=1_024,
+        description="Maximum size of an audio file or image in a request for media, such as 100MiB.",
+    )
+    max_audio_seconds: float = Field(
+        4 * 3_600.0, gt=0, le=48 * 3_600.0, description="Maximum length of audio to transcribe, in seconds."
+    )
+    speech_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] = Field(
+        "mp3", description="Format of /v1/audio/speech when a request has no `response_format`."
+    )
+    public_url: str = Field(
+        "",
+        pattern=r"^(https?://[^\s?#]+)?$",
+        description="Address under which clients reach this server, such as https://models.example.com; for links to "
+        "images. Empty: images are sent as `b64_json` only.",
+    )
     storage_quota_bytes: ByteSize = Field(
         ByteSize(0),
         ge=0,

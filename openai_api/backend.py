@@ -13,7 +13,7 @@ from audit.origin import Origin, acting
 from core.runtime import Service, runtime
 from inference.client import EngineClient, get_client
 from inference.models import LanguageModel
-from inference.registry.model_card import ModelCard
+from inference.registry.model_card import Card, ModelCard
 from inference.registry.records import ModelRecord
 from inference.registry.registry import get_registry
 from inference.services import unload_model
@@ -59,6 +59,8 @@ class Registry(Protocol):
     def max_model_len(self, name: str) -> int | None: ...
 
     async def ready(self, name: str) -> ModelCard: ...
+
+    async def ready_card(self, name: str) -> Card: ...
 
 
 class Unloading(Protocol):

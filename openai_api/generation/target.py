@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from core.errors import quote
-from inference.files.architectures import ModelKind
-from inference.registry.model_card import ModelCard
+from core.errors import MillmError, quote
+from inference.files.architectures import MEDIA_KINDS, MediaKind, ModelKind
+from inference.registry.model_card import MediaCard, ModelCard
 from inference.registry.records import ModelNotFoundError, ModelRecord, default_of
 from openai_api.backend import Registry, get_backend
 from openai_api.http.call import Call
@@ -21,10 +21,14 @@ from steering.profiles.resolver import ResolvedProfile, SteeringSelection, check
 from steering.watch.watcher import NO_WATCH, Watch
 
 PROFILE_HEADER = "x-millm-profile"
-USES: dict[ModelKind, str] = {
+USES: dict[str, str] = {
     "generation": "/v1/chat/completions or /v1/completions",
     "embedding": "/v1/embeddings",
     "classification": "/v1/rerank, /v1/score or /v1/moderations",
+    "transcription": "/v1/audio/transcriptions or /v1/audio/translations",
+    "speech": "/v1/audio/speech",
+    "image": "/v1/images/generations or /v1/images/edits",
+    "video": "/v1/videos",
 }
 
 
@@ -82,14 +86,16 @@ async def resolve_any(call: Call, name: str | None) -> ModelCard:
         record = records[0] if len(records) == 1 else default_model(registry)
     call.use_model(record.name)
     check_model_allowed(call.key, record)
+    if record.kind in MEDIA_KINDS:
+        raise wrong_kind(record, record.kind)
     return await loaded_model(record)
 
 
-def default_model(registry: Registry) -> ModelRecord:
-    """Return the default generation model, or the only one. Raises MillmError 400 if there is none."""
-    chosen = default_of(registry.records(), "generation")
+def default_model(registry: Registry, kind: ModelKind = "generation") -> ModelRecord:
+    """Return the default model of a kind, or the only one. Raises MillmError 400 if there is none."""
+    chosen = default_of(registry.records(), kind)
     if chosen is None:
-        message = "`model` is required, because this server has no default generation model."
+        message = f"`model` is required, because this server has no default {kind} model."
         raise invalid(message, param="model", code="missing_required_parameter")
     return chosen
 
@@ -101,14 +107,34 @@ async def loaded_model(record: ModelRecord) -> ModelCard:
 
 async def ready_model(record: ModelRecord, kind: ModelKind) -> ModelCard:
     """Like :func:`loaded_model`; also raises MillmError 400 when the model has another purpose."""
+    if record.kind in MEDIA_KINDS:  # not loaded to find out
+        raise wrong_kind(record, record.kind)
     model = await loaded_model(record)
     if model.kind != kind:
-        raise invalid(
-            f"The model `{record.name}` is a {model.kind} model. Use {USES[model.kind]}.",
-            param="model",
-            code="wrong_model_kind",
-        )
+        raise wrong_kind(record, model.kind)
     return model
+
+
+async def resolve_media(call: Call, name: str, kind: MediaKind) -> MediaCard:
+    """Resolve the media model of that name, or the default of its kind if the name is empty."""
+    registry = get_backend().registry()
+    record, suffix = find_model(registry, name) if name else (default_model(registry, kind), None)
+    call.use_model(record.name)
+    check_model_allowed(call.key, record)
+    if suffix is not None or call.request.headers.get(PROFILE_HEADER, "").strip():
+        raise unsupported_parameter("profile", "This endpoint does not support steering.")
+    if record.kind != kind:
+        raise wrong_kind(record, record.kind)
+    card = await registry.ready_card(record.name)
+    if not isinstance(card, MediaCard) or card.kind != kind:
+        raise wrong_kind(record, card.kind)
+    return card
+
+
+def wrong_kind(record: ModelRecord, kind: str) -> MillmError:
+    article = "an" if kind[0] in "aeiou" else "a"
+    message = f"The model `{record.name}` is {article} {kind} model. Use {USES[kind]}."
+    return invalid(message, param="model", code="wrong_model_kind")
 
 
 def find_model(registry: Registry, name: str) -> tuple[ModelRecord, str | None]:

@@ -178,7 +178,10 @@ class Call:
 
     def read(self, schema: type[S]) -> S:
         """Return the validated body, and record its parameters for the log and the headers."""
-        body = read_json_object(self.request)
+        return self.read_body(read_json_object(self.request), schema)
+
+    def read_body(self, body: dict[str, Any], schema: type[S]) -> S:
+        """Like :meth:`read`, for a body that was parsed already, such as a form."""
         self._note_raw(body, schema.TEXTS)
         parsed = schema.parse(body)
         if settings.MILLM_UNKNOWN_FIELDS == "reject" and (unknown := schema.unknown_in(body)):

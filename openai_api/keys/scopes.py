@@ -16,6 +16,7 @@ class Scope(models.TextChoices):
     GENERATE = "generate", "generate, embed, score"
     FEATURES = "features", "look up features"
     FILES = "files", "files, batches, vector stores"
+    MEDIA = "media", "audio, images, videos"
     MANAGE = "manage", "manage the server (/api)"
 
 

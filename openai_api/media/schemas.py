@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field
 from typing_extensions import TypedDict  # pydantic needs this one on Python 3.11
 
 from media.messages import AudioFormat
 from openai_api.http.errors import invalid
+from openai_api.media.forms import FormSchema
 from openai_api.schemas.base import IGNORED, NO_NUL, Harmless, Part, RequestSchema
 
 MAX_INPUT = 4_096  # characters of a speech request
 MAX_PROMPT = 20_000  # characters; the model reads the last 224 tokens
 User = Annotated[str | None, Field(max_length=512)]
-
-
-class FormSchema(RequestSchema):
-    """The text fields of a multipart form."""
-
-    model_config = ConfigDict(strict=False, extra="ignore", frozen=True, allow_inf_nan=False)
-
-    @classmethod
-    def parse_form(cls, fields: Mapping[str, Sequence[str]]) -> Self:
-        """Parse the fields; of a field that is not an array, the last value counts. Raises MillmError 400."""
-        lists = {name for name, field in cls.model_fields.items() if _is_list(field.annotation)}
-        return cls.parse({name: list(values) if name in lists else values[-1] for name, values in fields.items()})
-
-
-def _is_list(annotation: Any) -> bool:
-    return get_origin(annotation) is list or any(get_origin(kind) is list for kind in get_args(annotation))
 
 
 def _none_if_empty(value: Any) -> Any:

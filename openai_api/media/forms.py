@@ -1,0 +1,52 @@
+"""Multipart forms of media endpoints: files, numbers and booleans as text, and arrays as repeated fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any, get_args, get_origin
+
+from django.conf import settings
+from pydantic import ConfigDict
+
+from core.database import in_thread
+from openai_api.http.call import Call
+from openai_api.http.errors import invalid
+from openai_api.http.file_uploads import FilesForm, SentFile, check_multipart, read_files
+from openai_api.schemas.base import RequestSchema
+
+
+class FormSchema(RequestSchema):
+    """The text fields of a multipart form."""
+
+    model_config = ConfigDict(strict=False, extra="ignore", frozen=True, allow_inf_nan=False)
+
+    @classmethod
+    def body_of(cls, form: FilesForm) -> dict[str, Any]:
+        """Return the fields as a body; of a field that is not an array, the last value counts."""
+        lists = {name for name, field in cls.model_fields.items() if _is_list(field.annotation)}
+        return {name: list(values) if name in lists else values[-1] for name, values in form.fields.items()}
+
+
+def _is_list(annotation: Any) -> bool:
+    return get_origin(annotation) is list or any(get_origin(kind) is list for kind in get_args(annotation))
+
+
+async def read_media_form(call: Call, stack: ExitStack, most: Mapping[str, int]) -> FilesForm:
+    """Read a form. ``most``: the number of files by field. They are deleted with ``stack``. Raises MillmError."""
+    check_multipart(call)
+    return await in_thread(read_files, call.request, stack, most=most, max_bytes=settings.MILLM_MAX_MEDIA_BYTES)
+
+
+def one_file(form: FilesForm, name: str) -> SentFile:
+    """Return the file of a field. Raises MillmError 400."""
+    files = form.files.get(name, ())
+    if not files:
+        message = f"`{name}` is required and must be a file with a name."
+        raise invalid(message, param=name, code="missing_required_parameter")
+    return files[0]
+
+
+def last_value(form: FilesForm, name: str) -> str:
+    values = form.fields.get(name)
+    return values[-1] if values else ""
