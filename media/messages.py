@@ -74,12 +74,17 @@ class Transcribe(Task):
 
 @dataclass(frozen=True, slots=True)
 class Speak(Task):
-    """``speaker``: an index, an embedding, or the name of a preset, by the model's class. ``speed``: 0.25 to 4."""
+    """``speaker``: an index, an embedding, or the name of a preset, by the model's class. ``speed``: 0.25 to 4.
+
+    ``reference``: FLAC of a voice to imitate. ``streams``: send each sentence as it is spoken.
+    """
 
     text: str
     audio_format: AudioFormat
     speed: float = 1.0
     speaker: int | str | tuple[float, ...] | None = None
+    reference: bytes | None = None
+    streams: bool = True
     seed: int | None = None
 
 

@@ -12,7 +12,7 @@ from django.db import models
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from openai_api.keys.record import MANAGE_MODELS, MAX_INTENSITY, DayUse, KeyRecord
+from openai_api.keys.record import MANAGE_MODELS, MAX_INTENSITY, MEDIA_UNITS, DayUse, KeyRecord
 from openai_api.keys.scopes import Scope
 from openai_api.request_log.models import LogAccess, LogWords, SavedSearch
 
@@ -88,6 +88,16 @@ class ApiKey(models.Model):
     tokens_per_day = models.PositiveBigIntegerField(
         null=True, blank=True, help_text="Prompt and completion tokens. Empty: no limit."
     )
+    audio_seconds_per_day = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Seconds of audio, transcribed or spoken. Empty: no limit."
+    )
+    characters_per_day = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Characters turned into speech. Empty: no limit."
+    )
+    images_per_day = models.PositiveIntegerField(null=True, blank=True, help_text="Images made. Empty: no limit.")
+    video_seconds_per_day = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Seconds of video made. Empty: no limit."
+    )
     priority = models.SmallIntegerField(
         default=0, help_text="Requests of keys with a higher priority run first if MILLM_SCHEDULER_POLICY is priority."
     )
@@ -161,6 +171,9 @@ class ApiKey(models.Model):
             tokens_per_minute=self.tokens_per_minute,
             requests_per_day=self.requests_per_day,
             tokens_per_day=self.tokens_per_day,
+            media_per_day={
+                unit: limit for unit in MEDIA_UNITS if (limit := getattr(self, f"{unit}_per_day")) is not None
+            },
             priority=self.priority,
             log_content=self.log_content,
             expires_at=self.expires_at,
@@ -181,6 +194,7 @@ class KeyDay(models.Model):
     day = models.DateField()
     requests = models.PositiveBigIntegerField(default=0)
     tokens = models.PositiveBigIntegerField(default=0)
+    media = models.JSONField(default=dict, blank=True, db_default={}, help_text="Seconds, characters and images.")
 
     class Meta:
         ordering = ("-day", "api_key")
@@ -192,7 +206,7 @@ class KeyDay(models.Model):
         return f"{self.api_key} on {self.day}"
 
     def use(self) -> DayUse:
-        return DayUse(self.day, self.requests, self.tokens)
+        return DayUse(self.day, self.requests, self.tokens, self.media)
 
 
 class RequestLog(models.Model):
@@ -238,6 +252,12 @@ class RequestLog(models.Model):
     prompt_tokens = models.PositiveIntegerField(default=0)
     cached_tokens = models.PositiveIntegerField(default=0)
     completion_tokens = models.PositiveIntegerField(default=0)
+    media = models.JSONField(
+        default=dict,
+        blank=True,
+        db_default={},
+        help_text="Seconds of audio, characters, images, steps and seconds of video.",
+    )
     queue_ms = models.FloatField(null=True, blank=True)
     ttft_ms = models.FloatField("TTFT ms", null=True, blank=True)
     total_ms = models.FloatField(null=True, blank=True)

@@ -68,6 +68,15 @@ from openai_api.http.endpoint import endpoint
 from openai_api.http.errors import anthropic_error, unknown_url
 from openai_api.http.route import Route, url_patterns
 from openai_api.keys.scopes import Scope
+from openai_api.media.audio import (
+    create_speech,
+    create_transcription,
+    create_translation,
+    list_speech_models,
+    list_voices,
+)
+from openai_api.media.forms import form_schema
+from openai_api.media.schemas import AudioForm, SpeechRequest, TranscriptionBody, TranscriptionForm, VoiceListBody
 from openai_api.openapi.parameters import (
     FILE_FORM,
     LOGIT_LENS,
@@ -207,6 +216,7 @@ _embeddings = partial(Route, tag="Embeddings")
 _features = partial(Route, tag="Features", scope=Scope.FEATURES)
 _models = partial(Route, tag="Models", scope=None)  # every key may list the models it may use
 _files = partial(Route, tag="Files", scope=Scope.FILES)
+_audio = partial(Route, tag="Audio", scope=Scope.MEDIA)
 _batches = partial(Route, tag="Batches", scope=Scope.FILES)
 _stores = partial(Route, tag="Vector stores", scope=Scope.FILES)
 _anthropic = partial(Route, tag="Anthropic", error_body=anthropic_error)
@@ -304,6 +314,18 @@ ROUTES = (
         "Complete an upload", request=UploadCompletion, response=UploadBody),
     _files("POST", "/v1/uploads/{upload_id}/cancel", cancel_file_upload, "cancelUpload", "Cancel an upload",
         response=UploadBody, errors=(400,)),
+
+    _audio("POST", "/v1/audio/transcriptions", create_transcription, "createTranscription", "Transcribe audio",
+        form=form_schema(TranscriptionForm, file="file"), response=TranscriptionBody, events=dict,
+        errors=(501, 502)),
+    _audio("POST", "/v1/audio/translations", create_translation, "createTranslation", "Translate audio into English",
+        form=form_schema(AudioForm, file="file"), response=TranscriptionBody, errors=(501, 502)),
+    _audio("POST", "/v1/audio/speech", create_speech, "createSpeech", "Turn text into speech",
+        request=SpeechRequest, response=bytes, errors=(501, 502)),
+    _audio("GET", "/v1/audio/voices", list_voices, "listVoices", "List voices",
+        response=VoiceListBody),
+    _audio("GET", "/v1/audio/models", list_speech_models, "listSpeechModels", "List speech models",
+        response=ModelListBody),
 
     _batches("GET", "/v1/batches", list_batches, "listBatches", "List batches",
         response=BatchListBody, query=ListQuery),

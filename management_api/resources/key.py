@@ -16,6 +16,7 @@ from core.errors import MillmError
 from management_api.serializers import Integer, ReadSerializer, StrictInput, StrictModelInput, Text, described
 from management_api.viewset import Filters, Resource
 from openai_api.http.errors import forbidden
+from openai_api.keys.record import MEDIA_UNITS
 from openai_api.keys.services import (
     MAX_GRACE,
     SEE_ALL_KEYS,
@@ -33,6 +34,7 @@ SETTABLE = (
     *("name", "default_profile", "allowed_models", "allowed_profiles", "may_steer_inline", "scopes"),
     *("shares_examples", "min_intensity", "max_intensity", "max_concurrent_requests", "requests_per_minute"),
     *("tokens_per_minute", "requests_per_day", "tokens_per_day", "priority", "expires_at"),
+    *(f"{unit}_per_day" for unit in MEDIA_UNITS),
 )
 
 

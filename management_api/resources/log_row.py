@@ -27,7 +27,7 @@ class LogOut(ReadSerializer):
             *("id", "created_at", "source", "api_key", "key_prefix", "endpoint", "model", "profile", "fingerprint"),
             *("policies", "steering_expected", "steering_applied", "steering_effects", "stream", "status"),
             *("error_code", "finish_reason"),
-            *("prompt_tokens", "cached_tokens", "completion_tokens", "queue_ms", "ttft_ms", "total_ms"),
+            *("prompt_tokens", "cached_tokens", "completion_tokens", "media", "queue_ms", "ttft_ms", "total_ms"),
             *("client_address", "user"),
         )
 

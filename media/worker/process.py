@@ -22,6 +22,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
 import torch
 
 from core.errors import MillmError
@@ -146,15 +147,21 @@ class Worker:
             return {"language": language, "seconds": audio.seconds}
 
     def _speak(self, request: Speak) -> dict[str, Any]:
-        from media.worker.encoding import AudioEncoder
+        from media.worker.encoding import AudioEncoder, encode_audio
         from media.worker.speech import speak
 
         voice = self._models[request.model]
-        encoder, num_samples = AudioEncoder(request.audio_format, voice.sample_rate), 0
-        for samples in speak(voice, request, lambda: self._check(request.task)):
-            num_samples += len(samples)
-            self._emit(Chunk(request.task, encoder.encode(samples)))
-        self._emit(Chunk(request.task, encoder.finish()))
+        spoken = speak(voice, request, lambda: self._check(request.task))
+        if request.streams:
+            encoder, num_samples = AudioEncoder(request.audio_format, voice.sample_rate), 0
+            for samples in spoken:
+                num_samples += len(samples)
+                self._emit(Chunk(request.task, encoder.encode(samples)))
+            self._emit(Chunk(request.task, encoder.finish()))
+        else:
+            sound = np.concatenate(list(spoken) or [np.zeros(0, dtype=np.float32)])
+            num_samples = len(sound)
+            self._emit(Chunk(request.task, encode_audio(sound, voice.sample_rate, request.audio_format)))
         return {"seconds": num_samples / voice.sample_rate, "sample_rate": voice.sample_rate}
 
     def _check(self, task: str) -> None:
@@ -187,6 +194,8 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which closes the connection
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s media worker: %(message)s")
     torch.set_num_threads(min(torch.get_num_threads(), len(os.sched_getaffinity(0))))
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its advice is for users of the library
+    os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
     Worker(Connection(descriptor)).run()
     logging.shutdown()
     os._exit(0)  # lanes may still compute

@@ -5,7 +5,6 @@ Text is split into sentences, and each is spoken by itself, so that the first is
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,14 +15,12 @@ import torch
 
 from core.errors import MillmError
 from media.messages import ModelFacts, Speak
+from media.sentences import sentences
 from media.worker.loading import load_pretrained, model_facts
 
 Samples = npt.NDArray[np.float32]
 Speaker = int | str | tuple[float, ...] | None
-MAX_SENTENCE = 300  # characters; longer sentences are split at commas and spaces
 PAUSE_S = 0.15  # between sentences
-_SENTENCE = re.compile(r"(?<=[.!?…。！？])[\"'”’)\]]*\s+|\n+")
-_CLAUSE = re.compile(r"(?<=[,;:、，；：])\s*")
 
 
 class SpeakerError(MillmError):
@@ -41,35 +38,6 @@ class Voice(Protocol):
 
     def speak(self, text: str, speaker: Speaker, speed: float) -> Samples:
         """Return the samples of a sentence, from -1 to 1. Raise SpeakerError."""
-
-
-def sentences(text: str) -> list[str]:
-    """Split a text into sentences of at most :data:`MAX_SENTENCE` characters."""
-    found: list[str] = []
-    for sentence in _SENTENCE.split(text):
-        found += _pieces(sentence.strip()) if sentence and sentence.strip() else []
-    return found
-
-
-def _pieces(sentence: str) -> Iterator[str]:
-    """Split a long sentence at clauses, else at spaces, else anywhere."""
-    piece = ""
-    for part in _words(sentence):
-        if piece and len(piece) + len(part) > MAX_SENTENCE:
-            yield piece.strip()
-            piece = ""
-        piece += part
-    if piece.strip():
-        yield piece.strip()
-
-
-def _words(sentence: str) -> Iterator[str]:
-    for clause in _CLAUSE.split(sentence):
-        if len(clause) <= MAX_SENTENCE:
-            yield clause + " "
-            continue
-        for word in clause.split():
-            yield from (word[start : start + MAX_SENTENCE - 1] + " " for start in range(0, len(word), MAX_SENTENCE - 1))
 
 
 def speak(voice: Voice, request: Speak, check: Callable[[], None]) -> Iterator[Samples]:

@@ -82,8 +82,8 @@ class Streamable(Protocol):
     def close(self) -> None: ...
 
 
-async def streamed(generation: Streamable, events: AsyncGenerator[bytes, None]) -> HttpResponseBase:
-    """Return ``events`` once the first one has arrived or is late. Raises MillmError when the first is a failure."""
+async def begun(generation: Streamable) -> Callable[[], None]:
+    """Wait briefly for the first event. Return what closes the stream. Raises MillmError when it is a failure."""
     try:
         await generation.peek()
     except BaseException:
@@ -96,7 +96,12 @@ async def streamed(generation: Streamable, events: AsyncGenerator[bytes, None]) 
         generation.close()
         generation.call.close()
 
-    return event_response(EventSource(events, close))
+    return close
+
+
+async def streamed(generation: Streamable, events: AsyncGenerator[bytes, None]) -> HttpResponseBase:
+    """Return ``events`` once the first one has arrived or is late. Raises MillmError when the first is a failure."""
+    return event_response(EventSource(events, await begun(generation)))
 
 
 async def _events(

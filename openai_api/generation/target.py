@@ -115,8 +115,8 @@ async def ready_model(record: ModelRecord, kind: ModelKind) -> ModelCard:
     return model
 
 
-async def resolve_media(call: Call, name: str, kind: MediaKind) -> MediaCard:
-    """Resolve the media model of that name, or the default of its kind if the name is empty."""
+def find_media_model(call: Call, name: str, kind: MediaKind) -> ModelRecord:
+    """Return the media model of that name, or the default of its kind if the name is empty. Raises MillmError."""
     registry = get_backend().registry()
     record, suffix = find_model(registry, name) if name else (default_model(registry, kind), None)
     call.use_model(record.name)
@@ -125,8 +125,13 @@ async def resolve_media(call: Call, name: str, kind: MediaKind) -> MediaCard:
         raise unsupported_parameter("profile", "This endpoint does not support steering.")
     if record.kind != kind:
         raise wrong_kind(record, record.kind)
-    card = await registry.ready_card(record.name)
-    if not isinstance(card, MediaCard) or card.kind != kind:
+    return record
+
+
+async def loaded_media(record: ModelRecord) -> MediaCard:
+    """Return the media model, loading it if necessary. Raises MillmError 501 and 503."""
+    card = await get_backend().registry().ready_card(record.name)
+    if not isinstance(card, MediaCard):
         raise wrong_kind(record, card.kind)
     return card
 

@@ -176,6 +176,11 @@ class Call:
         if self._lease is not None:
             self._lease.reserve_tokens(amount)
 
+    def reserve_media(self, unit: str, amount: float = 0) -> None:
+        """Take ``amount`` of the key's daily quota; 0 only checks that some is left. Raises MillmError 429."""
+        if self._lease is not None:
+            self._lease.reserve_media(unit, amount)
+
     def read(self, schema: type[S]) -> S:
         """Return the validated body, and record its parameters for the log and the headers."""
         return self.read_body(read_json_object(self.request), schema)
@@ -235,7 +240,7 @@ class Call:
             in_flight.leave()
         entry = self.log_entry(total_ms=self._elapsed_ms())
         if self._lease is not None:
-            self._lease.close(entry.prompt_tokens + entry.completion_tokens)
+            self._lease.close(entry.prompt_tokens + entry.completion_tokens, entry.media)
         note_request(entry, self._registered_model)
         get_log_writer().write(entry)
 
@@ -275,6 +280,7 @@ class Call:
             completion=outcome.completion,
             findings=outcome.findings,
             tokens=outcome.tokens,
+            media=dict(outcome.media),
             log_content=key.log_content if key is not None else "",
             is_metered=self._is_metered,
             is_counted=self._is_counted,
@@ -292,7 +298,8 @@ class Call:
     def _note_raw(self, body: dict[str, Any], texts: Sequence[str]) -> None:
         """Record what the log shows even for requests that are refused later."""
         self._is_stream = body.get("stream") is True
-        self.model = body["model"][:200] if isinstance(body.get("model"), str) else ""
+        if not self._registered_model:
+            self.model = body["model"][:200] if isinstance(body.get("model"), str) else ""
         self.user = body["user"][:200] if isinstance(body.get("user"), str) else ""
         given = {name: body[name] for name in texts if name in body}
         self.prompt = given if len(given) > 1 else next(iter(given.values()), "")

@@ -21,6 +21,7 @@ from django.utils import timezone
 from django.views.decorators.cache import never_cache
 
 from openai_api.keys.forms import ApiKeyForm, RevokeForm, RotateForm
+from openai_api.keys.record import MEDIA_UNITS
 from openai_api.keys.services import (
     SEE_ALL_KEYS,
     CreatedKey,
@@ -154,6 +155,7 @@ class ApiKeyAdmin(KeyPages, admin.ModelAdmin):  # type: ignore[type-arg]  # it t
                     "max_concurrent_requests",
                     ("requests_per_minute", "tokens_per_minute"),
                     ("requests_per_day", "tokens_per_day"),
+                    tuple(f"{unit}_per_day" for unit in MEDIA_UNITS),
                     "priority",
                     "expires_at",
                 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from core.errors import MillmError
@@ -18,6 +18,7 @@ from openai_api.keys.record import KeyRecord
 
 WINDOW_S = 60.0
 CONCURRENCY_RETRY_S = 1.0
+NOTHING: Mapping[str, float] = {}
 
 
 class TokenBucket:
@@ -144,11 +145,14 @@ class Lease:
         if self._key.tokens_per_minute is not None:
             self._reserved += self._limits.reserve_tokens(self._key, amount)
 
-    def close(self, used_tokens: int) -> None:
+    def reserve_media(self, unit: str, amount: float) -> None:
+        self._draw.reserve_media(unit, amount)
+
+    def close(self, used_tokens: int, used_media: Mapping[str, float] = NOTHING) -> None:
         if self._is_open:
             self._is_open = False
             self._limits.release(self._key, unused_tokens=self._reserved - used_tokens)
-            self._draw.settle(used_tokens)
+            self._draw.settle(used_tokens, used_media)
 
 
 def _take(bucket: TokenBucket | None, amount: int, now: float, message: str) -> None:

@@ -7,8 +7,8 @@ back by the log's thread. A restart loses nothing that was written, and no reque
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 
 from django.utils import timezone
@@ -24,6 +24,7 @@ class _Day:
     day: date
     requests: int
     tokens: int
+    media: dict[str, float] = field(default_factory=dict)
 
 
 class Quotas:
@@ -61,6 +62,27 @@ class Quotas:
                 )
             found.tokens += amount
 
+    def reserve_media(self, key: KeyRecord, day: date, unit: str, amount: float) -> None:
+        """Take ``amount`` of a unit; 0 only checks that some is left. Raises MillmError 429."""
+        limit = key.media_per_day.get(unit)
+        with self._lock:
+            found = self._day(key, day)
+            used = found.media.get(unit, 0.0)
+            if limit is not None and (used >= limit or used + amount > limit):
+                name = unit.replace("_", " ")
+                raise self._exhausted(
+                    f"Daily quota of this API key exceeded: {max(0.0, limit - used):g} of {limit} {name} are left."
+                )
+            found.media[unit] = used + amount
+
+    def add_media(self, key: KeyRecord, day: date, amounts: Mapping[str, float]) -> None:
+        """Count media, negative amounts for what was reserved and not used."""
+        with self._lock:
+            found = self._days.get(key.pk)
+            if found is not None and found.day == day:
+                for unit, amount in amounts.items():
+                    found.media[unit] = found.media.get(unit, 0.0) + amount
+
     def give_back(self, key: KeyRecord, day: date, *, requests: int = 0, tokens: int = 0) -> None:
         """Return unused tokens; negative ``tokens``: more were used than reserved."""
         with self._lock:
@@ -82,7 +104,7 @@ class Quotas:
         found = self._days.get(key.pk)
         if found is None or found.day < day:
             used = key.used if key.used is not None and key.used.day == day else None
-            found = _Day(day, used.requests, used.tokens) if used else _Day(day, 0, 0)
+            found = _Day(day, used.requests, used.tokens, dict(used.media)) if used else _Day(day, 0, 0)
             self._days[key.pk] = found
         return found
 
@@ -108,10 +130,18 @@ class Draw:
         self._quotas = quotas
         self._key = key
         self._reserved = 0
+        self._reserved_media: dict[str, float] = {}
 
     @property
     def is_limited(self) -> bool:
-        return self._key.requests_per_day is not None or self._key.tokens_per_day is not None
+        key = self._key
+        return key.requests_per_day is not None or key.tokens_per_day is not None or bool(key.media_per_day)
+
+    def reserve_media(self, unit: str, amount: float) -> None:
+        """Reserve media of the quota. Raises MillmError 429."""
+        if self.is_limited:
+            self._quotas.reserve_media(self._key, self.day, unit, amount)
+            self._reserved_media[unit] = self._reserved_media.get(unit, 0.0) + amount
 
     def reserve_tokens(self, amount: int) -> None:
         """Reserve tokens of the quota. Raises MillmError 429."""
@@ -119,10 +149,13 @@ class Draw:
             self._quotas.reserve(self._key, self.day, amount)
             self._reserved += amount
 
-    def settle(self, used_tokens: int) -> None:
+    def settle(self, used_tokens: int, used_media: Mapping[str, float]) -> None:
         """Return what was not used."""
         if self.is_limited:
             self._quotas.give_back(self._key, self.day, tokens=self._reserved - used_tokens)
+            units = used_media.keys() | self._reserved_media.keys()
+            unsettled = {unit: used_media.get(unit, 0.0) - self._reserved_media.get(unit, 0.0) for unit in units}
+            self._quotas.add_media(self._key, self.day, unsettled)
 
     def withdraw(self) -> None:
         """Undo the count of a request that was refused for another reason."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import date, datetime
 
 from django.utils.crypto import salted_hmac
@@ -12,6 +13,7 @@ KEY_START = "sk-millm-"
 PREFIX_LENGTH = len(KEY_START) + 4  # shown in the admin
 
 
+MEDIA_UNITS = ("audio_seconds", "characters", "images", "video_seconds")
 MANAGE_MODELS = "inference.change_languagemodel"
 
 
@@ -25,6 +27,7 @@ class DayUse:
     day: date
     requests: int
     tokens: int
+    media: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class KeyRecord:
     tokens_per_minute: int | None = None
     requests_per_day: int | None = None
     tokens_per_day: int | None = None
+    media_per_day: Mapping[str, int] = field(default_factory=dict)  # by unit
     priority: int = 0
     log_content: str = ""  # what the log keeps of texts; "" for the server's setting
     expires_at: datetime | None = None

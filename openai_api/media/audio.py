@@ -1,36 +1,42 @@
-"""The endpoints of /v1/audio: transcriptions, translations, speech, voices, models."""
+"""The endpoints of /v1/audio: transcriptions, translations, speech, voices and speech models."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import base64
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from django.conf import settings
-from django.http import HttpResponse, StreamingHttpResponse
+from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 
-from core.errors import MillmError
-from core.runtime import runtime
+from core.database import in_database
 from inference.registry.model_card import MediaCard
-from media.backend import MEDIA_CLIENT
-from media.messages import AudioFormat, Chunk, Done, Segment, Speak, Transcribe
+from inference.registry.records import ModelNotFoundError, ModelRecord
+from media.messages import AudioFormat, Chunk, Segment, Speak, Transcribe
+from media.models import Voice
+from media.sentences import sentences
 from openai_api.backend import get_backend
-from openai_api.database import in_thread
-from openai_api.generation.target import check_model_allowed, default_model, find_model
+from openai_api.endpoints.models import model_body
+from openai_api.generation.target import find_media_model, is_model_allowed, loaded_media
 from openai_api.http.call import Call
 from openai_api.http.endpoint import json_response
 from openai_api.http.errors import invalid
-from openai_api.http.file_uploads import FilesForm, SentFile, check_multipart, read_files
-from openai_api.http.sse import DONE, EventSource, data_event, event_response
+from openai_api.http.json_body import read_json_object
+from openai_api.media.forms import last_value, one_file, read_media_form
+from openai_api.media.run import MediaRun, stream_bytes, stream_events
 from openai_api.media.schemas import (
     AudioForm,
     SpeechRequest,
     TranscriptionBody,
     TranscriptionForm,
+    VoiceBody,
+    VoiceListBody,
 )
 from openai_api.media.transcriptions import as_srt, as_vtt, logprob_body, verbose_body, whole_text
+from openai_api.schemas.bodies import ModelListBody
 
 CONTENT_TYPES: dict[AudioFormat, str] = {
     "mp3": "audio/mpeg",
@@ -39,6 +45,10 @@ CONTENT_TYPES: dict[AudioFormat, str] = {
     "flac": "audio/flac",
     "wav": "audio/wav",
 }
+OPENAI_VOICES = (
+    *("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage", "shimmer"),
+    "verse",
+)
 PLAIN = "text/plain; charset=utf-8"
 
 
@@ -51,62 +61,50 @@ async def create_translation(call: Call) -> HttpResponseBase:
 
 
 async def _transcribe(call: Call, schema: type[AudioForm], *, translates: bool) -> HttpResponseBase:
-    check_multipart(call)
-    stack = ExitStack()
-    try:
-        form = await in_thread(
-            read_files, call.request, stack, most={"file": 1}, max_bytes=settings.MILLM_MAX_MEDIA_BYTES
-        )
+    with ExitStack() as files:
+        form = await read_media_form(call, files, {"file": 1})
         file = one_file(form, "file")
-        card = await ready_media(call, last(form, "model"), "transcription")
-        request = call.read_fields(schema, form.fields)
+        record = find_media_model(call, last_value(form, "model"), "transcription")
+        request = call.read_body(schema.body_of(form), schema)
+        call.reserve_media("audio_seconds")
+        card = await loaded_media(record)
         if translates and "translate" not in card.facts.abilities:
-            message = f"The model `{card.record.name}` can't translate. Use a multilingual Whisper model."
+            message = f"The model `{record.name}` can't translate. Use a multilingual Whisper model."
             raise invalid(message, param="model", code="wrong_model_kind")
-        task = _task(request, card, file.path, translates=translates)
-        if isinstance(request, TranscriptionForm) and request.stream:
-            events = _events(runtime.get(MEDIA_CLIENT).submit(task), request)
-            return event_response(EventSource(events, _closing(call, stack)))
-        segments: list[Segment] = []
-        result: dict[str, Any] = {}
-        async for event in runtime.get(MEDIA_CLIENT).submit(task):
-            if isinstance(event, Segment):
-                segments.append(event)
-            elif isinstance(event, Done):
-                result = event.result
-    except BaseException:
-        stack.close()
-        raise
-    stack.close()
-    return _answer(request, segments, result, translates=translates)
+        task = replace(_task(request, card), file=file.path, translate=translates)
+        run = MediaRun(call, task, files=files.pop_all(), units=lambda result: {"audio_seconds": result["seconds"]})
+    if isinstance(request, TranscriptionForm) and request.stream:
+        return await stream_events(run, _transcript_events(run, request))
+    segments = [event for event in await run.collect() if isinstance(event, Segment)]
+    call.outcome = replace(call.outcome, completion=whole_text(segments))
+    return _transcript(request, segments, run.result, translates=translates)
 
 
-def _task(request: AudioForm, card: MediaCard, path: Path, *, translates: bool) -> Transcribe:
-    words = include = None
-    language = None
+def _task(request: AudioForm, card: MediaCard) -> Transcribe:
+    language, wants_words, include = None, False, None
     if isinstance(request, TranscriptionForm):
-        words, include, language = request.timestamp_granularities, request.include, request.language
+        language, include = request.language, request.include
+        wants_words = "word" in (request.timestamp_granularities or ())
     if language is not None and card.facts.languages and language not in card.facts.languages:
-        known = ", ".join(card.facts.languages)
-        raise invalid(f"`language` must be one of {known}, got `{language}`.", param="language", code="invalid_value")
-    if words and "word" in words and "words" not in card.facts.abilities:
+        known = ", ".join(f"`{each}`" for each in card.facts.languages)
+        raise invalid(f"`language` must be one of {known}, got `{language}`.", param="language")
+    if wants_words and "words" not in card.facts.abilities:
         message = f"The model `{card.record.name}` has no timestamps of words."
         raise invalid(message, param="timestamp_granularities", code="unsupported_parameter")
     return Transcribe(
         task="",
         model=card.record.name,
-        file=path,
+        file=settings.MILLM_HOME,
         max_seconds=settings.MILLM_MAX_AUDIO_SECONDS,
         language=language,
         prompt=request.prompt or "",
         temperature=request.temperature,
-        translate=translates,
-        with_words=bool(words and "word" in words),
+        with_words=wants_words,
         with_logprobs=bool(include),
     )
 
 
-def _answer(
+def _transcript(
     request: AudioForm, segments: Sequence[Segment], result: dict[str, Any], *, translates: bool
 ) -> HttpResponseBase:
     text = whole_text(segments)
@@ -121,7 +119,7 @@ def _answer(
             return json_response(
                 verbose_body(
                     segments,
-                    language=result["language"],
+                    language="english" if translates else result["language"],
                     seconds=result["seconds"],
                     task="translate" if translates else "transcribe",
                     granularities=getattr(request, "timestamp_granularities", None) or (),
@@ -129,125 +127,156 @@ def _answer(
             )
     body: TranscriptionBody = {"text": text, "usage": {"type": "duration", "seconds": round(result["seconds"], 2)}}
     if getattr(request, "include", None):
-        logprobs = [logprob_body(found) for segment in segments for found in segment.logprobs]
-        return json_response({**body, "logprobs": logprobs})
+        return json_response({**body, "logprobs": _logprobs(segments)})
     return json_response(body)
 
 
-async def _events(events: AsyncIterator[Any], request: TranscriptionForm) -> AsyncIterator[bytes]:
-    """Yield OpenAI's events: a delta per segment, and the whole text."""
+async def _transcript_events(run: MediaRun, request: TranscriptionForm) -> AsyncGenerator[object, None]:
+    """Yield OpenAI's events: a delta for each segment, and the whole text."""
     segments: list[Segment] = []
-    async for event in events:
-        if isinstance(event, Segment):
+    async for event in run.events():
+        if event is None:
+            yield None
+        elif isinstance(event, Segment):
             delta = event.text if segments else event.text.lstrip()
             segments.append(event)
-            body: dict[str, Any] = {"type": "transcript.text.delta", "delta": delta}
-            if request.include:
-                body["logprobs"] = [logprob_body(found) for found in event.logprobs]
-            yield data_event(body)
-        elif isinstance(event, Done):
-            usage = {"type": "duration", "seconds": round(event.result["seconds"], 2)}
-            yield data_event({"type": "transcript.text.done", "text": whole_text(segments), "usage": usage})
-    yield DONE
+            body: dict[str, object] = {"type": "transcript.text.delta", "delta": delta}
+            yield body | ({"logprobs": _logprobs([event])} if request.include else {})
+    seconds, text = round(run.result["seconds"], 2), whole_text(segments)
+    run.call.outcome = replace(run.call.outcome, completion=text)
+    done: dict[str, object] = {"type": "transcript.text.done", "text": text}
+    done |= {"logprobs": _logprobs(segments)} if request.include else {}
+    yield done | {"usage": {"type": "duration", "seconds": seconds}}
 
 
-def one_file(form: FilesForm, name: str) -> SentFile:
-    """Return the file of a field. Raises MillmError 400."""
-    files = form.files.get(name, ())
-    if not files:
-        message = f"`{name}` is required and must be a file with a name."
-        raise invalid(message, param=name, code="missing_required_parameter")
-    if files[0].size == 0:
-        raise invalid(f"`{name}` must not be empty.", param=name, code="invalid_file")
-    return files[0]
-
-
-def last(form: FilesForm, name: str) -> str:
-    values = form.fields.get(name)
-    return values[-1] if values else ""
-
-
-async def ready_media(call: Call, name: str, kind: Any) -> MediaCard:
-    """Return a media model, loading it if necessary; without a name the default of its kind. Raises MillmError."""
-    registry = get_backend().registry()
-    record = find_model(registry, name)[0] if name else default_model(registry, kind)
-    call.use_model(record.name)
-    check_model_allowed(call.key, record)
-    card = await registry.ready_card(record.name)
-    if not isinstance(card, MediaCard) or card.kind != kind:
-        message = f"The model `{record.name}` is a {card.kind} model. This endpoint needs a {kind} model."
-        raise invalid(message, param="model", code="wrong_model_kind")
-    return card
-
-
-def _closing(call: Call, stack: ExitStack) -> Any:
-    def close() -> None:
-        stack.close()
-        call.close()
-
-    return close
+def _logprobs(segments: Sequence[Segment]) -> list[dict[str, Any]]:
+    return [logprob_body(found) for segment in segments for found in segment.logprobs]
 
 
 async def create_speech(call: Call) -> HttpResponseBase:
-    request = call.read(SpeechRequest)
-    card = await ready_media(call, request.model, "speech")
-    audio_format: AudioFormat = request.response_format or settings.MILLM_SPEECH_FORMAT
+    body = read_json_object(call.request)
+    voice_name = _voice_name(body.get("voice"))
+    voice = None if voice_name is None else await in_database(Voice.find, voice_name)
+    record = _speech_model(call, body.get("model"), voice, voice_name)
+    request = call.read_body(body, SpeechRequest)
+    call.reserve_media("characters", len(request.input))
+    call.reserve_media("audio_seconds")
+    card = await loaded_media(record)
+    speaker = voice.speaker_for_worker() if voice is not None else _speaker(card, voice_name)
+    if voice is None and voice_name is not None and speaker is None:
+        call.note_ignored("voice")
     if request.instructions is not None:
         call.note_ignored("instructions")
+    audio_format: AudioFormat = request.response_format or settings.MILLM_SPEECH_FORMAT
     task = Speak(
         task="",
-        model=card.record.name,
+        model=record.name,
         text=request.input,
         audio_format=audio_format,
         speed=request.speed,
-        speaker=speaker_of(card, request.voice_name),
+        speaker=speaker,
+        reference=None if voice is None or not voice.reference else bytes(voice.reference),
+        streams=_streams(request, audio_format),
         seed=request.seed,
     )
-    chunks = runtime.get(MEDIA_CLIENT).submit(task)
-    if request.stream_format == "sse":
-        return event_response(EventSource(_speech_events(chunks), call.close))
-    response = StreamingHttpResponse(
-        EventSource(_speech_bytes(chunks), call.close), content_type=content_type(audio_format, card.facts.sample_rate)
+    characters = len(request.input)
+    run = MediaRun(
+        call, task, units=lambda result: {"characters": characters, "audio_seconds": round(result["seconds"], 2)}
     )
-    if audio_format in {"wav", "pcm"}:
-        response.headers["X-Audio-Sample-Rate"] = str(card.facts.sample_rate)
-        response.headers["X-Audio-Channels"] = "1"
-        response.headers["X-Audio-Bit-Depth"] = "16"
-    return response
+    if request.stream_format == "sse":
+        return await stream_events(run, _speech_events(run))
+    headers = _audio_headers(audio_format, card.facts.sample_rate)
+    content_type = headers.pop("Content-Type")
+    if task.streams:
+        return await stream_bytes(run, _audio(run), content_type=content_type, headers=headers)
+    data = b"".join([event.data for event in await run.collect() if isinstance(event, Chunk)])
+    return HttpResponse(data, content_type=content_type, headers={**headers, "Content-Length": str(len(data))})
 
 
-def content_type(audio_format: AudioFormat, rate: int) -> str:
-    return f"audio/L16; rate={rate}; channels=1" if audio_format == "pcm" else CONTENT_TYPES[audio_format]
+def _streams(request: SpeechRequest, audio_format: AudioFormat) -> bool:
+    """Return whether audio is sent while it is computed.
+
+    One sentence is sent whole, with its length. So is WAV, whose header has the length, unless a stream is asked for.
+    """
+    if request.stream_format is not None:
+        return True
+    return audio_format != "wav" and len(sentences(request.input)) > 1
 
 
-def speaker_of(card: MediaCard, voice: str) -> str | None:
-    """Return the model's speaker with that name, in any case; its default for OpenAI's names. Raises MillmError 404."""
+def _voice_name(given: object) -> str | None:
+    """Return the name of the requested voice; None for a value that the schema will refuse."""
+    name = given.get("id") if isinstance(given, dict) else given
+    if name is None and not isinstance(given, dict):
+        return "alloy"
+    return name[:100] if isinstance(name, str) and "\x00" not in name else None
+
+
+def _speech_model(call: Call, name: object, voice: Voice | None, voice_name: str | None) -> ModelRecord:
+    """Return the model of the voice, else ``model-voice``, else ``model``. Raises MillmError 404."""
+    if voice is not None:
+        return find_media_model(call, voice.model.name, "speech")
+    name = name if isinstance(name, str) else ""
+    if name and voice_name:
+        try:
+            return find_media_model(call, f"{name}-{voice_name}", "speech")
+        except ModelNotFoundError:
+            pass
+    return find_media_model(call, name, "speech")
+
+
+def _speaker(card: MediaCard, voice: str | None) -> str | None:
+    """Return the model's speaker of that name, in any case; None for its default."""
     by_name = {name.lower(): name for name in card.facts.speakers}
-    if voice.lower() in by_name:
-        return by_name[voice.lower()]
-    if voice.lower() in OPENAI_VOICES:
-        return None
-    known = ", ".join(card.facts.speakers[:20]) or ", ".join(sorted(OPENAI_VOICES))
-    message = f"The voice `{voice[:100]}` does not exist. Voices of `{card.record.name}`: {known}."
-    raise MillmError(message, status=404, code="voice_not_found", param="voice")
+    return by_name.get((voice or "").lower())
 
 
-OPENAI_VOICES = frozenset(
-    {"alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage", "shimmer", "verse"}
-)
+def _audio_headers(audio_format: AudioFormat, rate: int) -> dict[str, str]:
+    if audio_format not in {"wav", "pcm"}:
+        return {"Content-Type": CONTENT_TYPES[audio_format]}
+    raw = f"audio/L16; rate={rate}; channels=1"
+    return {
+        "Content-Type": raw if audio_format == "pcm" else CONTENT_TYPES["wav"],
+        "X-Audio-Sample-Rate": str(rate),
+        "X-Audio-Channels": "1",
+        "X-Audio-Bits-Per-Sample": "16",
+    }
 
 
-async def _speech_bytes(events: AsyncIterator[Any]) -> AsyncIterator[bytes]:
-    async for event in events:
+async def _audio(run: MediaRun) -> AsyncGenerator[bytes, None]:
+    async for event in run.events():
         if isinstance(event, Chunk) and event.data:
             yield event.data
 
 
-async def _speech_events(events: AsyncIterator[Any]) -> AsyncIterator[bytes]:
-    import base64
+async def _speech_events(run: MediaRun) -> AsyncGenerator[object, None]:
+    async for event in run.events():
+        if event is None:
+            yield None
+        elif isinstance(event, Chunk) and event.data:
+            yield {"type": "speech.audio.delta", "audio": base64.b64encode(event.data).decode()}
+    yield {"type": "speech.audio.done", "usage": {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}}
 
-    async for event in events:
-        if isinstance(event, Chunk) and event.data:
-            yield data_event({"type": "speech.audio.delta", "audio": base64.b64encode(event.data).decode()})
-    usage = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
-    yield data_event({"type": "speech.audio.done", "usage": usage})
+
+async def list_voices(call: Call) -> HttpResponseBase:
+    """List the voices of the admin, then the speakers of loaded models, then OpenAI's names."""
+
+    def read() -> list[VoiceBody]:
+        return [_voice_body(voice.name, voice.model.name) for voice in Voice.objects.select_related("model")]
+
+    data = await in_database(read)
+    known = {each["id"].lower() for each in data}
+    default = next((each for each in get_backend().registry().records() if each.kind == "speech"), None)
+    data += [_voice_body(name, "" if default is None else default.name) for name in OPENAI_VOICES if name not in known]
+    body: VoiceListBody = {"object": "list", "data": data, "voices": data, "has_more": False}
+    return json_response(body)
+
+
+def _voice_body(name: str, model: str) -> VoiceBody:
+    return {"id": name, "name": name, "object": "audio.voice", "model": model}
+
+
+async def list_speech_models(call: Call) -> HttpResponseBase:
+    records = [each for each in get_backend().registry().records() if each.kind == "speech"]
+    data = [model_body(each) for each in records if is_model_allowed(call.key, each)]
+    body: ModelListBody = {"object": "list", "data": data}
+    return json_response(body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, get_args, get_origin
@@ -9,7 +10,6 @@ from typing import Any, get_args, get_origin
 from django.conf import settings
 from pydantic import ConfigDict
 
-from core.database import in_thread
 from openai_api.http.call import Call
 from openai_api.http.errors import invalid
 from openai_api.http.file_uploads import FilesForm, SentFile, check_multipart, read_files
@@ -35,7 +35,19 @@ def _is_list(annotation: Any) -> bool:
 async def read_media_form(call: Call, stack: ExitStack, most: Mapping[str, int]) -> FilesForm:
     """Read a form. ``most``: the number of files by field. They are deleted with ``stack``. Raises MillmError."""
     check_multipart(call)
-    return await in_thread(read_files, call.request, stack, most=most, max_bytes=settings.MILLM_MAX_MEDIA_BYTES)
+    limit = settings.MILLM_MAX_MEDIA_BYTES
+    return await asyncio.to_thread(read_files, call.request, stack, most=most, max_bytes=limit)
+
+
+def form_schema(schema: type[FormSchema], *, file: str) -> Mapping[str, Any]:
+    """Return the JSON schema of a form for the OpenAPI document."""
+    found = schema.model_json_schema()
+    binary = {"type": "string", "format": "binary"}
+    return {
+        "type": "object",
+        "required": [file, *found.get("required", ())],
+        "properties": {file: binary, **found["properties"]},
+    }
 
 
 def one_file(form: FilesForm, name: str) -> SentFile:

@@ -94,19 +94,17 @@ class VoiceId(Part):
 class SpeechRequest(RequestSchema):
     model: str = ""
     input: str = Field(min_length=1, max_length=MAX_INPUT)
-    voice: str | VoiceId = Field("alloy", description="The name of a voice, or {`id`}.")
+    voice: Annotated[str, Field(max_length=100, pattern=NO_NUL)] | VoiceId = Field(
+        "alloy", description="The name of a voice, or an object with its `id`."
+    )
     response_format: AudioFormat | None = None
     speed: float = Field(1.0, ge=0.25, le=4.0)
     instructions: str | None = Field(None, max_length=MAX_INPUT)
-    stream_format: Literal["audio", "sse"] = "audio"
+    stream_format: Literal["audio", "sse"] | None = None
     seed: int | None = Field(None, ge=0, lt=2**63)
     user: User = None
 
     TEXTS: ClassVar[tuple[str, ...]] = ("input", "instructions")
-
-    @property
-    def voice_name(self) -> str:
-        return self.voice.id if isinstance(self.voice, VoiceId) else self.voice
 
 
 class DurationUsageBody(TypedDict):
@@ -123,6 +121,7 @@ class VoiceBody(TypedDict):
     id: str
     name: str
     object: Literal["audio.voice"]
+    model: str
 
 
 class VoiceListBody(TypedDict):

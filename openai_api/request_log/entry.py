@@ -24,7 +24,8 @@ class Outcome:
     """What a generation or another computation produced, for the log.
 
     ``completion`` is JSON for several choices. ``findings`` of watch rules become rows of their own. ``tokens`` has a
-    record for each generation whose per-token data was requested.
+    record for each generation whose per-token data was requested. ``media``: seconds of audio, characters, images,
+    steps and seconds of video.
     """
 
     usage: Usage = field(default_factory=Usage)
@@ -37,6 +38,7 @@ class Outcome:
     ttft_ms: float | None = None
     findings: tuple[WatchMatch, ...] = ()
     tokens: tuple[TokenRecord, ...] = ()
+    media: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -79,6 +81,7 @@ class LogEntry:
     completion: str = ""
     findings: tuple[WatchMatch, ...] = ()
     tokens: tuple[TokenRecord, ...] = ()
+    media: dict[str, float] = field(default_factory=dict)
     log_content: str = ""  # what the key lets the log keep of texts; "" for the server's setting
     is_metered: bool = False  # counts in its key's daily usage, and is not yet written there
     is_counted: bool = False  # counted as the request that created it; its tokens still count

@@ -82,6 +82,7 @@ COLUMNS = (
     "prompt_tokens",
     "cached_tokens",
     "completion_tokens",
+    "media",
     "queue_ms",
     "ttft_ms",
     "total_ms",

@@ -30,7 +30,17 @@ KILLED_STATUS = 500
 FIELDS = (  # fields of a log entry: numbers and names, no text of clients
     *("id", "endpoint", "client_address", "api_key_id", "key_prefix", "model", "profile", "fingerprint", "policies"),
     *("steering_expected", "steering_applied", "stream", "status", "error_code", "finish_reason", "prompt_tokens"),
-    *("cached_tokens", "completion_tokens", "queue_ms", "ttft_ms", "total_ms", "user", "log_content", "is_metered"),
+    *(
+        "cached_tokens",
+        "completion_tokens",
+        "media",
+        "queue_ms",
+        "ttft_ms",
+        "total_ms",
+        "user",
+        "log_content",
+        "is_metered",
+    ),
     "is_counted",
 )
 
@@ -58,7 +68,7 @@ class Journal:
                 self._last += 1
                 entry.journal_number = self._last
             record = {"n": entry.journal_number, "at": entry.created_at.isoformat()}
-            record |= {name: value for name in FIELDS if (value := getattr(entry, name)) not in ("", 0, None)}
+            record |= {name: value for name in FIELDS if (value := getattr(entry, name))}
             line = json.dumps(record, ensure_ascii=True).encode() + b"\n"
             self._open[entry.journal_number] = line
             self._append(line)

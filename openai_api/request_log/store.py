@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from datetime import UTC, date, datetime, timedelta
@@ -24,9 +25,18 @@ from steering.watch.watcher import WatchMatch
 LAST_USED_EVERY = timedelta(minutes=1)
 FORGET_EVERY = timedelta(hours=1)
 ADD_USE = f"""
-    INSERT INTO {KeyDay._meta.db_table} AS known (api_key_id, day, requests, tokens) VALUES (%s, %s, %s, %s)
+    INSERT INTO {KeyDay._meta.db_table} AS known (api_key_id, day, requests, tokens, media) VALUES (%s, %s, %s, %s, %s)
     ON CONFLICT (api_key_id, day) DO UPDATE
-    SET requests = known.requests + excluded.requests, tokens = known.tokens + excluded.tokens
+    SET requests = known.requests + excluded.requests, tokens = known.tokens + excluded.tokens, media = (
+        SELECT coalesce(jsonb_object_agg(unit, total), '{{}}')
+        FROM (
+            SELECT unit, sum(amount::numeric) AS total
+            FROM (
+                SELECT * FROM jsonb_each_text(known.media) UNION ALL SELECT * FROM jsonb_each_text(excluded.media)
+            ) AS both_days (unit, amount)
+            GROUP BY unit
+        ) AS totals
+    )
 """  # noqa: S608 - the table's own name
 
 
@@ -86,14 +96,16 @@ class LogStore:
 def meter(entries: Sequence[LogEntry]) -> None:
     """Add usage to the keys' days. Call inside the transaction that writes the entries."""
     totals: dict[tuple[int, date], tuple[int, int]] = {}
+    media: dict[tuple[int, date], Counter[str]] = defaultdict(Counter)
     for entry in entries:
         if entry.is_metered and entry.api_key_id is not None:
             place = (entry.api_key_id, entry.created_at.astimezone(UTC).date())
             requests, tokens = totals.get(place, (0, 0))
             totals[place] = (requests + (not entry.is_counted), tokens + entry.prompt_tokens + entry.completion_tokens)
+            media[place].update(entry.media)
     with connection.cursor() as cursor:
         for place, use in sorted(totals.items()):  # the same order everywhere prevents deadlocks
-            cursor.execute(ADD_USE, [*place, *use])
+            cursor.execute(ADD_USE, [*place, *use, json.dumps(media[place])])
 
 
 def rename_repeated(entries: Sequence[LogEntry]) -> None:

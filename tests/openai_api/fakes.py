@@ -25,7 +25,7 @@ from inference.client import (
     TokensEvent,
     Usage,
 )
-from inference.registry.model_card import ModelCard
+from inference.registry.model_card import Card, MediaCard, ModelCard
 from inference.registry.records import ModelNotFoundError, ModelRecord
 from inference.segments import Segment
 from inference.steering_refs import SteeringRef, SteeringSpec
@@ -168,6 +168,7 @@ class FakeRegistry:
         self.grammars = compiler()
         self.labels: tuple[str, ...] = ()
         self.unloaded: list[str] = []
+        self.media: dict[str, object] = {}  # facts of loaded media models
         self.failure: Exception | None = None
 
     def records(self) -> tuple[ModelRecord, ...]:
@@ -191,6 +192,13 @@ class FakeRegistry:
         record = self.find(name)
         kind: Any = record.kind
         return ModelCard(record, self.context, VOCAB_SIZE, self.text, kind, 4, self.grammars, self.labels)  # type: ignore[arg-type]
+
+    async def ready_card(self, name: str) -> Card:
+        record = self.find(name)
+        if record.name in self.media:
+            kind: Any = record.kind
+            return MediaCard(record, kind, self.media[record.name])
+        return await self.ready(name)
 
     def unload(self, name: str) -> None:
         self.unloaded.append(name)

@@ -10,7 +10,7 @@ from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
-from openai_api.keys.record import MAX_INTENSITY
+from openai_api.keys.record import MAX_INTENSITY, MEDIA_UNITS
 from openai_api.keys.scopes import Scope
 from openai_api.keys.services import create_api_key
 
@@ -20,6 +20,7 @@ LIMITS = (
     "tokens_per_minute",
     "requests_per_day",
     "tokens_per_day",
+    *(f"{unit}_per_day" for unit in MEDIA_UNITS),
 )
 INTENSITIES = {"min_intensity": 0.0, "max_intensity": MAX_INTENSITY}
 RIGHTS = ("note", "scopes", "default_profile", "allowed_models", "allowed_profiles", "may_steer_inline", *INTENSITIES)
