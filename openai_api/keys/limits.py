@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from core.errors import MillmError
 from core.runtime import Service, runtime
 from openai_api.http.errors import rate_limited
-from openai_api.keys.quotas import Draw, Quotas
+from openai_api.keys.quotas import NOTHING, Draw, Quotas
 from openai_api.keys.record import KeyRecord
 
 WINDOW_S = 60.0
 CONCURRENCY_RETRY_S = 1.0
-NOTHING: Mapping[str, float] = {}
 
 
 class TokenBucket:

@@ -16,6 +16,8 @@ from django.utils import timezone
 from openai_api.http.errors import insufficient_quota
 from openai_api.keys.record import KeyRecord
 
+NOTHING: Mapping[str, float] = {}
+
 
 @dataclass(slots=True)
 class _Day:
@@ -149,7 +151,7 @@ class Draw:
             self._quotas.reserve(self._key, self.day, amount)
             self._reserved += amount
 
-    def settle(self, used_tokens: int, used_media: Mapping[str, float]) -> None:
+    def settle(self, used_tokens: int, used_media: Mapping[str, float] = NOTHING) -> None:
         """Return what was not used."""
         if self.is_limited:
             self._quotas.give_back(self._key, self.day, tokens=self._reserved - used_tokens)

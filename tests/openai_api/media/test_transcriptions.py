@@ -21,7 +21,7 @@ def whisper(with_models: Callable[..., Api], whisper_path: Path) -> Api:
     return with_models(("whisper", "transcription", whisper_path))
 
 
-async def send(api: Api, file: Path, *, url: str = URL, headers: dict[str, str] | None = None, **fields: Any) -> Any:
+async def send(api: Api, file: Path, *, url: str = URL, headers: Any = None, **fields: Any) -> Any:
     with file.open("rb") as stream:
         form = {"file": SimpleUploadedFile(file.name, stream.read()), "model": "whisper", **fields}
     return await api.client.post(url, form, headers=headers)
