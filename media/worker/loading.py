@@ -7,9 +7,17 @@ from typing import Any
 
 import torch
 
+from core.errors import MillmError
 from media.messages import ModelFacts
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+class UnsupportedModelError(MillmError):
+    """The worker cannot run the model."""
+
+    code = "model_load_failed"
+    status = 503
 
 
 def load_pretrained(kind: Any, path: Path, dtype: str, device: str) -> Any:

@@ -7,17 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from core.errors import MillmError
 from media.messages import ModelFacts, ModelSpec
+from media.worker.loading import UnsupportedModelError
 
 WHISPER = "WhisperForConditionalGeneration"
-
-
-class UnsupportedModelError(MillmError):
-    """No class here runs the model."""
-
-    code = "model_load_failed"
-    status = 503
 
 
 def load(spec: ModelSpec) -> Any:

@@ -18,6 +18,7 @@ import queue
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
@@ -193,6 +194,7 @@ def release_memory() -> None:
 def main(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which closes the connection
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s media worker: %(message)s")
+    warnings.simplefilter("ignore")  # libraries warn about how they are called
     torch.set_num_threads(min(torch.get_num_threads(), len(os.sched_getaffinity(0))))
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its advice is for users of the library
     os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")

@@ -5,21 +5,38 @@ They have no timestamps of segments of their own: long audio is cut at quiet pla
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from media.decoder.process import RATE, Audio
 from media.messages import ModelFacts, Segment, TokenLogprob, Transcribe
-from media.worker.loading import load_pretrained, model_facts
+from media.worker.loading import UnsupportedModelError, load_pretrained, model_facts
+from media.worker.whisper import compression_ratio
 
 MAX_PIECE_S, MIN_PIECE_S = 30.0, 20.0  # a piece ends at the quietest place between them
 WINDOW_S = 0.1  # of which the loudness is compared
 CTC_ENDING = "ForCTC"
+OTHER_CLASSES = ("ParakeetForTDT", "ParakeetForRNNT", "MoonshineForConditionalGeneration")
+MIN_SAMPLES = RATE // 10  # convolutions need some
+TOKENS_PER_S = 6.5  # at most, as Moonshine's authors limit it
+WORD_START = "\u2581"  # in names of tokens of sentencepiece
+
+
+@dataclass(frozen=True, slots=True)
+class Recognized:
+    """The text of a piece of audio, and its tokens without special ones."""
+
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
 
 
 class Recognizer:
@@ -28,21 +45,28 @@ class Recognizer:
     def __init__(self, path: Path, architecture: str, dtype: str, device: str) -> None:
         import transformers
 
-        self._model: Any = load_pretrained(getattr(transformers, architecture), path, dtype, device)
-        self._processor: Any = transformers.AutoProcessor.from_pretrained(path)
+        self.model: Any = load_pretrained(class_of(architecture), path, dtype, device)
+        self.processor: Any = transformers.AutoProcessor.from_pretrained(path, local_files_only=True)
+        self._tokenizer: Any = self.processor.tokenizer
         self._is_ctc = architecture.endswith(CTC_ENDING)
+        config = self.model.config
+        blank = getattr(config, "blank_token_id", None)
+        self._special = {*self._tokenizer.all_special_ids, config.pad_token_id, blank}
+        self._num_tokens = int(config.vocab_size)
+        self._is_transducer = blank is not None
 
     @property
     def facts(self) -> ModelFacts:
-        return model_facts(self._model)
+        return model_facts(self.model)
 
     def transcribe(self, audio: Audio, request: Transcribe, check: Callable[[], None]) -> Iterator[Segment | str]:
-        """Yield the language, which is not known, then the segments. ``check`` is called before each; it may raise."""
+        """Yield the language, which is not known, then the segments. ``check`` is called at each step; it may raise."""
         yield request.language or ""
-        for number, (start, stop) in enumerate(pieces(audio)):
+        number = 0
+        for start, stop in pieces(audio):
             check()
-            tokens, logprobs, text = self._recognize(audio.read(start, stop))
-            if not text.strip():
+            found = self._recognize(audio.read(start, stop), check)
+            if not found.text.strip():
                 continue
             yield Segment(
                 task=request.task,
@@ -50,42 +74,89 @@ class Recognizer:
                 seek=start * 100 // RATE,
                 start=round(start / RATE, 2),
                 end=round(stop / RATE, 2),
-                text=text if number == 0 else " " + text.lstrip(),
-                tokens=tuple(tokens),
+                text=found.text if number == 0 else " " + found.text.lstrip(),
+                tokens=found.tokens,
                 temperature=0.0,
-                avg_logprob=sum(logprobs) / len(logprobs) if logprobs else 0.0,
-                compression_ratio=1.0,
+                avg_logprob=sum(found.logprobs) / max(1, len(found.logprobs)),
+                compression_ratio=compression_ratio(found.text),
                 no_speech_prob=0.0,
-                logprobs=self._token_logprobs(tokens, logprobs) if request.with_logprobs else (),
+                logprobs=self._token_logprobs(found) if request.with_logprobs else (),
             )
+            number += 1
 
-    def _recognize(self, samples: npt.NDArray[np.float32]) -> tuple[list[int], list[float], str]:
-        """Return token ids, their log-probabilities, and the text of a piece."""
-        inputs = self._processor(samples, sampling_rate=RATE, return_tensors="pt").to(
-            self._model.device, self._model.dtype
+    def _recognize(self, samples: npt.NDArray[np.float32], check: Callable[[], None]) -> Recognized:
+        samples = np.pad(samples, (0, max(0, MIN_SAMPLES - len(samples))))
+        inputs = self.processor(samples, sampling_rate=RATE, return_tensors="pt").to(
+            self.model.device, self.model.dtype
         )
         with torch.inference_mode():
-            if self._is_ctc:
-                logprobs = self._model(**inputs).logits[0].float().log_softmax(-1)
-                best, places = logprobs.max(-1)
-                kept = _collapsed(places.tolist(), int(self._model.config.pad_token_id))
-                text = str(self._processor.batch_decode(places[None])[0])
-                return [token for _, token in kept], [float(best[place]) for place, _ in kept], text
-            output = self._model.generate(**inputs, return_dict_in_generate=True, output_scores=True)
-        sequence = output.sequences[0]
-        text = str(self._processor.batch_decode(output.sequences, skip_special_tokens=True)[0])
-        scores = getattr(output, "scores", None) or ()
-        made = sequence[len(sequence) - len(scores) :]
-        logprobs = [float(score[0].float().log_softmax(-1)[token]) for score, token in zip(scores, made, strict=True)]
-        return sequence.tolist(), logprobs, text
+            return self._read_path(inputs) if self._is_ctc else self._generate(inputs, len(samples) / RATE, check)
 
-    def _token_logprobs(self, tokens: list[int], logprobs: list[float]) -> tuple[TokenLogprob, ...]:
-        tokenizer = getattr(self._processor, "tokenizer", self._processor)
-        found = []
-        for token, logprob in zip(tokens[-len(logprobs) :], logprobs, strict=True):
-            text = str(tokenizer.decode([token]))
-            found.append(TokenLogprob(text, logprob, tuple(text.encode())))
-        return tuple(found)
+    def _read_path(self, inputs: Any) -> Recognized:
+        """Take the best token of each frame, as CTC models are decoded."""
+        logprobs, path = self.model(**inputs).logits[0].float().log_softmax(-1).max(-1)
+        kept = [place for place, token in collapsed(path.tolist()) if token not in self._special]
+        text = str(self.processor.batch_decode(path[None])[0])
+        return Recognized(text, tuple(path[kept].tolist()), tuple(logprobs[kept].tolist()))
+
+    def _generate(self, inputs: Any, seconds: float, check: Callable[[], None]) -> Recognized:
+        """Decode greedily, token by token."""
+        steps = _Steps(self._num_tokens, check)
+        # A transducer ends with its audio. A decoder of text can repeat itself without end.
+        limits = {} if self._is_transducer else {"max_new_tokens": self._max_new_tokens(seconds)}
+        output = self.model.generate(
+            **inputs, **limits, do_sample=False, num_beams=1, return_dict_in_generate=True, logits_processor=[steps]
+        )
+        made = output.sequences[0, -len(steps.logprobs) :].tolist()
+        kept = [place for place, token in enumerate(made) if token not in self._special]
+        text = str(self.processor.batch_decode(output.sequences, skip_special_tokens=True)[0])
+        return Recognized(text, tuple(made[place] for place in kept), tuple(steps.logprobs[place] for place in kept))
+
+    def _max_new_tokens(self, seconds: float) -> int:
+        return max(1, min(math.ceil(TOKENS_PER_S * seconds), int(self.model.config.max_position_embeddings) - 1))
+
+    def _token_logprobs(self, found: Recognized) -> tuple[TokenLogprob, ...]:
+        texts = map(self._token_text, found.tokens)
+        pairs = zip(texts, found.logprobs, strict=True)
+        return tuple(TokenLogprob(text, logprob, tuple(text.encode())) for text, logprob in pairs)
+
+    def _token_text(self, token: int) -> str:
+        """Return the text of a token with the space that starts a word, which decoding one token alone drops."""
+        name = self._tokenizer.convert_ids_to_tokens(token)
+        if name == getattr(self._tokenizer, "word_delimiter_token", None):
+            return " "
+        text = str(self._tokenizer.decode([token]))
+        return f" {text}" if name.startswith(WORD_START) and not text.startswith(" ") else text
+
+
+class _Steps:
+    """A processor of logits that is called for each token: it checks for cancellation and keeps log-probabilities.
+
+    Transducers append logits of durations to those of tokens; only tokens can be chosen.
+    """
+
+    def __init__(self, num_tokens: int, check: Callable[[], None]) -> None:
+        self._num_tokens = num_tokens
+        self._check = check
+        self.logprobs: list[float] = []
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        self._check()
+        scores[:, self._num_tokens :] = -torch.inf
+        self.logprobs.append(float(scores[0].float().log_softmax(-1).max()))
+        return scores
+
+
+def class_of(architecture: str) -> Any:
+    """Return the class of transformers. Raise UnsupportedModelError for others than this module runs."""
+    import transformers
+
+    if not architecture.endswith((CTC_ENDING, *OTHER_CLASSES)):
+        raise UnsupportedModelError(f"The architecture {architecture} is not supported for transcriptions.")
+    kind = getattr(transformers, architecture, None)
+    if kind is None:
+        raise UnsupportedModelError(f"This version of transformers has no {architecture}.")
+    return kind
 
 
 def pieces(audio: Audio) -> Iterator[tuple[int, int]]:
@@ -106,10 +177,6 @@ def quietest(samples: npt.NDArray[np.float32]) -> int:
     return int((windows**2).mean(axis=1).argmin()) * size + size // 2
 
 
-def _collapsed(tokens: list[int], blank: int) -> list[tuple[int, int]]:
-    """Return places and tokens of a CTC path without repetitions and blanks."""
-    return [
-        (place, token)
-        for place, token in enumerate(tokens)
-        if token != blank and (place == 0 or tokens[place - 1] != token)
-    ]
+def collapsed(path: list[int]) -> list[tuple[int, int]]:
+    """Return places and tokens of a CTC path without repetitions."""
+    return [(place, token) for place, token in enumerate(path) if place == 0 or path[place - 1] != token]

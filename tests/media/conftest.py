@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import tempfile
 import wave
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
-from media.decoder.process import RATE
+from media.decoder.process import RATE, Audio
 from tests.media.tiny import save_whisper
 
 
@@ -18,20 +21,39 @@ def whisper_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_whisper(tmp_path_factory.mktemp("whisper"))
 
 
+def tone(seconds: float) -> npt.NDArray[np.int16]:
+    """Return samples of a tone that changes, and noise."""
+    time = np.arange(round(RATE * seconds)) / RATE
+    wave = 0.15 * np.sin(2 * np.pi * (200 + 100 * np.sin(time)) * time) * (1 + np.sin(0.7 * time))
+    samples = wave + 0.02 * np.random.default_rng(1).standard_normal(len(time))
+    return (samples * 32_767).astype("<i2")
+
+
 @pytest.fixture
 def sound(tmp_path: Path) -> Callable[[float], Path]:
-    """Return a function that writes a WAV file of that many seconds: a tone that changes, and noise."""
+    """Return a function that writes a WAV file of that many seconds."""
 
     def write(seconds: float) -> Path:
-        time = np.arange(int(RATE * seconds)) / RATE
-        tone = 0.15 * np.sin(2 * np.pi * (200 + 100 * np.sin(time)) * time) * (1 + np.sin(0.7 * time))
-        samples = tone + 0.02 * np.random.default_rng(1).standard_normal(len(time))
         path = tmp_path / f"{seconds}.wav"
         with wave.open(str(path), "wb") as file:
             file.setnchannels(1)
             file.setsampwidth(2)
             file.setframerate(RATE)
-            file.writeframes((samples * 32_767).astype("<i2").tobytes())
+            file.writeframes(tone(seconds).tobytes())
         return path
 
     return write
+
+
+@pytest.fixture
+def recording() -> Iterator[Callable[[float], Audio]]:
+    """Return a function that makes decoded audio of that many seconds, without a decoder."""
+    with ExitStack() as stack:
+
+        def make(seconds: float) -> Audio:
+            file = stack.enter_context(tempfile.TemporaryFile())
+            file.write(tone(seconds).tobytes())
+            file.flush()
+            return Audio(file, "wav")
+
+        yield make

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from media.decoder.process import RATE, decoded_audio
+from media.decoder.process import RATE, Audio
 from media.messages import Segment, Transcribe
 from media.worker.whisper import HOP, Features, Whisper, slices_of
 
@@ -27,8 +27,8 @@ def never() -> None:
     """Do not cancel."""
 
 
-def request(file: Path, **fields: Any) -> Transcribe:
-    return Transcribe("task", "whisper", file, 3_600, **{"language": "en", **fields})
+def request(**fields: Any) -> Transcribe:
+    return Transcribe("task", "whisper", Path("unused"), 3_600, **{"language": "en", **fields})
 
 
 def plain(segments: Any) -> list[tuple[float, float, tuple[int, ...]]]:
@@ -36,15 +36,13 @@ def plain(segments: Any) -> list[tuple[float, float, tuple[int, ...]]]:
 
 
 @pytest.mark.parametrize("seconds", [0.3, 5.0, 30.0, 31.0, 75.3])
-def test_segments_are_those_of_transformers(whisper: Whisper, sound: Callable[[float], Path], seconds: float):
-    file = sound(seconds)
-    with decoded_audio(file, max_seconds=100) as audio:
-        # One attempt per window: whether a second one is needed is decided by thresholds, which transformers has too.
-        language, *segments = whisper.transcribe(audio, request(file, temperature=1e-9), never)
-        samples, is_long = audio.read(0, audio.num_samples), seconds > 30
-        options = {"truncation": False, "padding": "longest"} if is_long else {}
-        features = whisper.extractor(samples, sampling_rate=RATE, return_tensors="pt", **options).input_features
-        assert audio.seconds == pytest.approx(seconds)
+def test_segments_are_those_of_transformers(whisper: Whisper, recording: Callable[[float], Audio], seconds: float):
+    audio = recording(seconds)
+    # One attempt per window: whether a second one is needed is decided by thresholds, which transformers has too.
+    language, *segments = whisper.transcribe(audio, request(temperature=1e-9), never)
+    options = {"truncation": False, "padding": "longest"} if seconds > 30 else {}
+    samples = audio.read(0, audio.num_samples)
+    features = whisper.extractor(samples, sampling_rate=RATE, return_tensors="pt", **options).input_features
     expected = whisper.model.generate(
         features[:, :, : int(seconds * RATE) // HOP],  # the padding is not audio
         return_timestamps=True,
@@ -59,37 +57,35 @@ def test_segments_are_those_of_transformers(whisper: Whisper, sound: Callable[[f
     assert seconds < 30 or len({segment.seek for segment in found}) > 1
 
 
-def test_features_of_windows_are_those_of_the_file(whisper: Whisper, sound: Callable[[float], Path]):
-    with decoded_audio(sound(95.0), max_seconds=100) as audio:
-        features = Features(audio, whisper.extractor, never)
-        whole = whisper.extractor(
-            audio.read(0, audio.num_samples),
-            sampling_rate=RATE,
-            truncation=False,
-            padding="longest",
-            return_tensors="pt",
-        ).input_features[0]
-        for start in (0, 1, 2_999, 3_000, 6_501, 9_499):
-            window = features.read(start)
-            size = min(features.window, features.num_frames - start)
-            assert torch.allclose(window[0, :, :size], whole[:, start : start + size], atol=1e-5)
-            assert not window[0, :, size:].any()
+def test_features_of_windows_are_those_of_the_file(whisper: Whisper, recording: Callable[[float], Audio]):
+    audio = recording(95.0)
+    features = Features(audio, whisper.extractor, never)
+    whole = whisper.extractor(
+        audio.read(0, audio.num_samples),
+        sampling_rate=RATE,
+        truncation=False,
+        padding="longest",
+        return_tensors="pt",
+    ).input_features[0]
+    for start in (0, 1, 2_999, 3_000, 6_501, 9_499):
+        window = features.read(start)
+        size = min(features.window, features.num_frames - start)
+        assert torch.allclose(window[0, :, :size], whole[:, start : start + size], atol=1e-5)
+        assert not window[0, :, size:].any()
 
 
-def test_the_language_is_detected_as_transformers_does(whisper: Whisper, sound: Callable[[float], Path]):
-    file = sound(5.0)
-    with decoded_audio(file, max_seconds=100) as audio:
-        language = next(whisper.transcribe(audio, request(file, language=None), never))
-        features = Features(audio, whisper.extractor, never).read(0)
+def test_the_language_is_detected_as_transformers_does(whisper: Whisper, recording: Callable[[float], Audio]):
+    audio = recording(5.0)
+    language = next(whisper.transcribe(audio, request(language=None), never))
+    features = Features(audio, whisper.extractor, never).read(0)
     token = whisper.model.detect_language(features)
     assert whisper.tokenizer.decode(token) == f"<|{language}|>"
 
 
-def test_a_cancelled_transcription_stops_between_windows(whisper: Whisper, sound: Callable[[float], Path]):
+def test_a_cancelled_transcription_stops_between_windows(whisper: Whisper, recording: Callable[[float], Audio]):
     class CancelledError(Exception):
         pass
 
-    file = sound(75.0)
     calls: list[None] = []
 
     def check() -> None:
@@ -97,8 +93,8 @@ def test_a_cancelled_transcription_stops_between_windows(whisper: Whisper, sound
         if len(calls) > 6:
             raise CancelledError
 
-    with decoded_audio(file, max_seconds=100) as audio, pytest.raises(CancelledError):
-        list(whisper.transcribe(audio, request(file), check))
+    with pytest.raises(CancelledError):
+        list(whisper.transcribe(recording(75.0), request(), check))
 
 
 def test_prompts_keep_their_last_224_tokens(whisper: Whisper):

@@ -187,7 +187,9 @@ def save_parakeet_tdt(folder: Path) -> Path:
     )
     model: Any = ParakeetForTDT(config)
     for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
+        torch.nn.init.normal_(parameter, std=0.9)
+    with torch.no_grad():
+        model.joint.head.bias[config.vocab_size] -= 4.0  # durations of 0, which would fill frames with tokens
     model.save_pretrained(folder)
     _save_parakeet_processor(folder, specials, "tdt")
     return folder
