@@ -27,7 +27,7 @@ from inference.client import EngineError, get_client
 from inference.files.preview import preview_model
 from inference.files.sources import HUB_ID, ModelSource, SourceError, is_local
 from inference.job_kinds import WARM
-from inference.model_page import own_chat_template, sampling_rows
+from inference.model_page import own_chat_template, parameter_rows
 from inference.models import LanguageModel
 from inference.permissions import is_superuser
 from inference.registry.availability import memory_need, model_availability
@@ -96,7 +96,7 @@ def page_context(model: LanguageModel) -> dict[str, Any]:
         "memory": memory_need(model),
         "acts": list(_offered(model)),
         "live_url": LIVE_URL,
-        "sampling": sampling_rows(model),
+        "parameters": parameter_rows(model),
         "own_template": own_chat_template(model),
     }
 
@@ -151,6 +151,7 @@ class LanguageModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it take
             {
                 "fields": (
                     "default_profile",
+                    "use_as",
                     "default_sampling",
                     "chat_template",
                     "tool_format",

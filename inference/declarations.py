@@ -51,7 +51,8 @@ class ModelConfig(_Strict):
     allow_pickle: bool = False
     keep_alive_s: int | None = Field(None, ge=0)
     shared_prefix_cache: bool = False
-    sampling: dict[str, int | float] = {}
+    use_as: str = ""
+    sampling: dict[str, bool | int | float | str] = {}
 
 
 class ModelDeclaration(_Strict):

@@ -1,4 +1,4 @@
-"""The parts of a model's admin page beside its form: sampling parameters, and the chat template of its files."""
+"""The parts of a model's admin page beside its form: request parameters, and the chat template of its files."""
 
 from __future__ import annotations
 
@@ -9,37 +9,31 @@ from typing import Any
 
 from inference.files.sources import SourceError, present_directory
 from inference.models import LanguageModel
-from inference.validation import RANGES
-
-SAMPLING_HELP = {
-    "temperature": "Randomness: 0 always takes the most likely token, 1 follows the model's probabilities.",
-    "top_p": "Sample from the most likely tokens that together have this probability.",
-    "top_k": "Sample from this many of the most likely tokens; 0: all.",
-    "min_p": "Exclude tokens less likely than this fraction of the most likely one.",
-    "typical_p": "Keep tokens about as surprising as expected, up to this probability; 1: all.",
-    "presence_penalty": "Makes tokens that occurred in the answer less likely; negative values, more likely.",
-    "frequency_penalty": "Like presence_penalty, in proportion to how often the token occurred.",
-    "repetition_penalty": "Divides the logits of tokens in prompt or answer; 1: no change.",
-    "max_tokens": "Maximum length of an answer if the request sets none.",
-}
+from inference.validation import PARAMETERS, Parameter, Range, Text
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingRow:
+class ParameterRow:
     name: str
     help: str
-    least: str
-    most: str
+    allowed: str
     value: Any
 
 
-def sampling_rows(model: LanguageModel | None) -> list[SamplingRow]:
+def parameter_rows(model: LanguageModel | None) -> list[ParameterRow]:
     """Return a row per parameter; ``value`` is the model's default, None if it has none."""
     values = model.default_sampling if model is not None and isinstance(model.default_sampling, dict) else {}
-    return [
-        SamplingRow(name, SAMPLING_HELP[name], _plain(found.lower), _plain(found.upper), values.get(name))
-        for name, found in RANGES.items()
-    ]
+    known = PARAMETERS[model.kind if model is not None else LanguageModel.Kind.GENERATION]
+    return [ParameterRow(name, found.help, _allowed(found), values.get(name)) for name, found in known.items()]
+
+
+def _allowed(parameter: Parameter) -> str:
+    match parameter:
+        case Range(lower, upper):
+            return f"{_plain(lower)} to {_plain(upper)}"
+        case Text(form=form):
+            return form
+    return "true or false"
 
 
 def _plain(number: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 
 from django.conf import settings
 from django.contrib.postgres.fields import ArrayField
@@ -10,10 +11,11 @@ from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models.functions import Now
 
-from inference.files.sources import ModelSource
+from inference.files.architectures import ModelKind
+from inference.files.sources import ModelSource, SourceError, kind_of_directory, present_directory
 from inference.text.dialects.tool_formats import TOOL_FORMATS
 from inference.text.generic_templates import NAMES
-from inference.validation import device_problems, name_problems, sampling_problems, source_problems, template_problems
+from inference.validation import device_problems, name_problems, parameter_problems, source_problems, template_problems
 
 
 class LanguageModel(models.Model):
@@ -36,9 +38,14 @@ class LanguageModel(models.Model):
         EMBEDDING = "embedding"
         CLASSIFICATION = "classification"
         TRANSCRIPTION = "transcription"
+        TRANSLATION = "translation"
         SPEECH = "speech"
         IMAGE = "image"
         VIDEO = "video"
+
+    class UseAs(models.TextChoices):
+        DETECTED = "", "as detected"
+        TRANSLATION = "translation", "translation of speech into English"
 
     class Quantization(models.TextChoices):
         NONE = "none"
@@ -68,7 +75,17 @@ class LanguageModel(models.Model):
         choices=[(name, name) for name in sorted(TOOL_FORMATS)],
         help_text="How the model writes tool calls. Empty: detected from its chat template.",
     )
-    default_sampling = models.JSONField(default=dict, blank=True, help_text='For example {"temperature": 0.7}.')
+    use_as = models.CharField(
+        max_length=20,
+        choices=UseAs,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="A Whisper model can translate. Registered twice, for both uses, it is in memory once.",
+    )
+    default_sampling = models.JSONField(
+        "default parameters", default=dict, blank=True, help_text='For example {"temperature": 0.7}.'
+    )
     default_profile = models.CharField(
         max_length=200, blank=True, help_text="Profile for requests that name none (name or name@version)."
     )
@@ -126,14 +143,30 @@ class LanguageModel(models.Model):
             "source": source_problems(self.model_source) if self.source else [],  # a blank source is reported as such
             "device": device_problems(self.device),
             "chat_template": template_problems(self.chat_template),
-            "default_sampling": sampling_problems(self.default_sampling),
+            "default_sampling": parameter_problems(self.default_sampling, self.detected_kind()),
         }
+        if self.use_as and self.detected_kind() != self.Kind.TRANSLATION:
+            problems["use_as"] = [f"Only models for transcription can translate; this one is for {self.kind}."]
         if any(problems.values()):
             raise ValidationError({field: found for field, found in problems.items() if found})
 
     def validate_constraints(self, exclude: Collection[str] | None = None) -> None:
         """Skip the check for a single default model: services.save_model makes this one the default instead."""
         super().validate_constraints({*(exclude or ()), "kind"})
+
+    def detected_kind(self) -> str:
+        """Return the kind of the model's files, or the one known so far if they are not on this machine."""
+        try:
+            directory = present_directory(self.model_source)
+            return self.kind if directory is None else self.kind_in(directory)
+        except SourceError:
+            return self.kind
+
+    def kind_in(self, directory: Path) -> ModelKind:
+        """Return the kind of the model in its directory, used as this row says. Raise SourceError."""
+        kind = kind_of_directory(directory)
+        is_translator = kind == "transcription" and self.use_as == self.UseAs.TRANSLATION
+        return "translation" if is_translator else kind
 
     @property
     def model_source(self) -> ModelSource:

@@ -20,7 +20,6 @@ from inference.files.sources import (
     ModelSource,
     check_within_roots,
     is_local,
-    kind_of_directory,
     local_directory,
     num_labels,
     own_context_length,
@@ -58,6 +57,7 @@ def register_model(
     context_length: int = 0,
     chat_template: str = "",
     tool_format: str = "",
+    use_as: str = "",
     default_sampling: Mapping[str, Any] | None = None,
     default_profile: str = "",
     exist_ok: bool = False,
@@ -89,6 +89,7 @@ def register_model(
         "context_length": context_length,
         "chat_template": chat_template,
         "tool_format": tool_format,
+        "use_as": use_as,
         "default_sampling": dict(default_sampling or {}),
         "default_profile": default_profile,
     }
@@ -133,9 +134,7 @@ def save_model(row: LanguageModel, *, user: User | None = None) -> LanguageModel
     directory = local_directory(row.source)
     row.own_context_length = own_context_length(directory) if directory else 0
     row.num_labels = num_labels(directory) if directory else 0
-    row.kind = (
-        kind_of_directory(directory) if directory else row.kind
-    )  # that of a Hub model is known once it has been loaded
+    row.kind = row.detected_kind()  # that of a Hub model is known once it has been downloaded
     if row.is_default:
         LanguageModel.objects.filter(is_default=True, kind=row.kind).exclude(pk=row.pk).update(is_default=False)
     row.save(update_fields=None if row.pk is None else edited_fields())

@@ -63,13 +63,15 @@ def template_problems(source: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Range:
+class Range:
+    """A number between two limits."""
+
     lower: float
     upper: float
+    help: str
     is_integer: bool = False
 
     def problem(self, value: Any) -> str:
-        """Return why the value is refused; empty if it is valid."""
         kind = "an integer" if self.is_integer else "a number"
         kinds = (int,) if self.is_integer else (int, float)
         if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
@@ -79,31 +81,86 @@ class _Range:
         return ""
 
 
-RANGES: Mapping[str, _Range] = {
-    "temperature": _Range(0, 2),
-    "top_p": _Range(1e-6, 1),
-    "top_k": _Range(0, 1_000_000, is_integer=True),
-    "min_p": _Range(0, 1),
-    "typical_p": _Range(1e-6, 1),
-    "presence_penalty": _Range(-2, 2),
-    "frequency_penalty": _Range(-2, 2),
-    "repetition_penalty": _Range(0.01, 10),
-    "max_tokens": _Range(1, 10_000_000, is_integer=True),
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text that matches a pattern, which ``form`` describes."""
+
+    pattern: str
+    form: str
+    help: str
+
+    def problem(self, value: Any) -> str:
+        is_valid = isinstance(value, str) and re.fullmatch(self.pattern, value, re.DOTALL)
+        return "" if is_valid else f"must be {self.form}, got {value!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """True or false."""
+
+    help: str
+
+    def problem(self, value: Any) -> str:
+        return "" if isinstance(value, bool) else f"must be true or false, got {value!r}"
+
+
+Parameter = Range | Text | Switch
+SAMPLING: Mapping[str, Parameter] = {
+    "temperature": Range(
+        0, 2, "Randomness: 0 always takes the most likely token, 1 follows the model's probabilities."
+    ),
+    "top_p": Range(1e-6, 1, "Sample from the most likely tokens that together have this probability."),
+    "top_k": Range(0, 1_000_000, "Sample from this many of the most likely tokens; 0: all.", is_integer=True),
+    "min_p": Range(0, 1, "Exclude tokens less likely than this fraction of the most likely one."),
+    "typical_p": Range(1e-6, 1, "Keep tokens about as surprising as expected, up to this probability; 1: all."),
+    "presence_penalty": Range(
+        -2, 2, "Makes tokens that occurred in the answer less likely; negative values, more likely."
+    ),
+    "frequency_penalty": Range(-2, 2, "Like presence_penalty, in proportion to how often the token occurred."),
+    "repetition_penalty": Range(0.01, 10, "Divides the logits of tokens in prompt or answer; 1: no change."),
+    "max_tokens": Range(1, 10_000_000, "Maximum length of an answer if the request sets none.", is_integer=True),
+}
+_RECOGNITION: Mapping[str, Parameter] = {
+    "language": Text(r"[a-z]{2,3}", "a language code such as en", "Language of the audio. Default: detected."),
+    "temperature": Range(0, 1, "Randomness of the transcript; 0 retries with more where a window fails."),
+}
+_DIFFUSION: Mapping[str, Parameter] = {
+    "steps": Range(1, 1_000, "Number of steps. More are slower and often better.", is_integer=True),
+    "guidance": Range(0, 100, "How closely the result follows the prompt."),
+    "negative_prompt": Text(r".{0,2000}", "a text of at most 2000 characters", "What to avoid."),
+    "size": Text(r"[1-9]\d{1,4}x[1-9]\d{1,4}", "WIDTHxHEIGHT", "Size in pixels, such as 512x512."),
+    "vae_tiling": Switch("Decode in tiles: slower, and needs less memory. Applies at the next load."),
+}
+PARAMETERS: Mapping[str, Mapping[str, Parameter]] = {
+    "generation": SAMPLING,
+    "embedding": SAMPLING,
+    "classification": SAMPLING,
+    "transcription": _RECOGNITION,
+    "translation": _RECOGNITION,
+    "speech": {
+        "voice": Text(r".{1,100}", "the name of a voice", "Voice of requests that name none."),
+        "speed": Range(0.25, 4, "Speed of speech; 1 is the model's own."),
+        "max_input_chars": Range(1, 1_000_000, "Maximum length of a request's text. Default: 4096.", is_integer=True),
+    },
+    "image": _DIFFUSION,
+    "video": {
+        **_DIFFUSION,
+        "seconds": Range(1, 120, "Duration.", is_integer=True),
+        "fps": Range(1, 120, "Frames per second.", is_integer=True),
+    },
 }
 
 
-def sampling_problems(values: Any) -> list[str]:
-    """Return a sentence for each invalid default."""
+def parameter_problems(values: Any, kind: str) -> list[str]:
+    """Return a sentence for each invalid default parameter of a model of that kind."""
     if not isinstance(values, dict):
-        return [
-            f'The default sampling parameters must be a JSON object such as {{"temperature": 0.7}}, got {values!r}.'
-        ]
-    return [_problem(name, value) for name, value in values.items() if _problem(name, value)]
+        return [f'The default parameters must be a JSON object such as {{"temperature": 0.7}}, got {values!r}.']
+    known = PARAMETERS[kind]
+    return [found for name, value in values.items() if (found := _problem(name, value, known))]
 
 
-def _problem(name: str, value: Any) -> str:
-    allowed = RANGES.get(name)
-    if allowed is None:
-        return f"{name} is not a sampling parameter. Supported: {', '.join(RANGES)}."
-    problem = allowed.problem(value)
+def _problem(name: str, value: Any, known: Mapping[str, Parameter]) -> str:
+    if name not in known:
+        return f"{name} is not a parameter of this kind of model. Supported: {', '.join(known)}."
+    problem = known[name].problem(value)
     return f"{name} {problem}." if problem else ""

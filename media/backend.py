@@ -41,9 +41,10 @@ def is_installed() -> bool:
 
 
 def _worker_spec(spec: EngineSpec) -> ModelSpec:
-    if spec.kind not in ("transcription", "speech", "image", "video"):
+    kind = "transcription" if spec.kind == "translation" else spec.kind
+    if kind not in ("transcription", "speech", "image", "video"):
         raise MillmError(f"{spec.name} is not a media model.")
-    return ModelSpec(spec.name, spec.kind, spec.path, spec.dtype, spec.device)
+    return ModelSpec(spec.name, kind, spec.path, spec.dtype, spec.device, spec.options)
 
 
 def _no_client() -> MediaClient:

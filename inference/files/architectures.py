@@ -155,7 +155,7 @@ def architecture_problem(config: Mapping[str, Any]) -> str:
 
 
 TextKind = Literal["generation", "embedding", "classification"]
-MediaKind = Literal["transcription", "speech", "image", "video"]
+MediaKind = Literal["transcription", "translation", "speech", "image", "video"]
 ModelKind = TextKind | MediaKind
 MEDIA_KINDS = frozenset(get_args(MediaKind))
 

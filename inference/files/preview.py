@@ -14,7 +14,13 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Protocol
 
-from inference.files.architectures import SENTENCE_TRANSFORMERS, architecture_problem, kind_from_config
+from inference.files.architectures import (
+    MEDIA_KINDS,
+    PIPELINE_INDEX,
+    SENTENCE_TRANSFORMERS,
+    architecture_problem,
+    kind_from_config,
+)
 from inference.files.sources import (
     MAX_CONFIG_BYTES,
     PICKLE_PATTERNS,
@@ -28,7 +34,7 @@ CARD = "README.md"
 
 
 class ModelRepository(Protocol):
-    """The files of a model. ``sizes``: bytes by file name, top-level files only."""
+    """The files of a model. ``sizes``: bytes by file name: top-level files, and those of a pipeline's parts."""
 
     @property
     def sizes(self) -> Mapping[str, int]: ...
@@ -53,8 +59,10 @@ class LocalRepository:
     gate: str = ""
 
     def __post_init__(self) -> None:
-        files = (path for path in self.root.iterdir() if path.is_file())
-        object.__setattr__(self, "sizes", {path.name: path.stat().st_size for path in files})
+        is_pipeline = (self.root / PIPELINE_INDEX).is_file()
+        paths = [*self.root.iterdir(), *(self.root.glob("*/*") if is_pipeline else ())]
+        sizes = {str(path.relative_to(self.root)): path.stat().st_size for path in paths if path.is_file()}
+        object.__setattr__(self, "sizes", sizes)
 
     @property
     def licence(self) -> str:
@@ -105,7 +113,7 @@ def hub_repository(source: str, revision: str = "") -> HubRepository:
     return HubRepository(
         source=source,
         revision=revision,
-        sizes={name: size for name, size in files.items() if "/" not in name},
+        sizes={name: size for name, size in files.items() if name.count("/") <= int(PIPELINE_INDEX in files)},
         licence=_licence(card),
         gate=str(found.gated) if found.gated else "",
     )
@@ -162,7 +170,7 @@ class ModelPreview:
 def preview_model(source: ModelSource, repository: ModelRepository | None = None) -> ModelPreview:
     """Return the preview. Reads small files only. Raise SourceError if the model is missing or not accessible."""
     files = repository or repository_of(source)
-    config = _json(files, "config.json")
+    config = _json(files, PIPELINE_INDEX if PIPELINE_INDEX in files.sizes else "config.json")
     text = config.get("text_config")
     core: Mapping[str, Any] = text if isinstance(text, dict) else config
     dtype = str(config.get("dtype") or config.get("torch_dtype") or core.get("torch_dtype") or core.get("dtype") or "")
@@ -205,7 +213,7 @@ def _json(files: ModelRepository, name: str) -> Mapping[str, Any]:
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
-    names = config.get("architectures")
+    names = [config["_class_name"]] if "_class_name" in config else config.get("architectures")
     return ", ".join(map(str, names))[:200] if isinstance(names, list) else ""
 
 
@@ -233,10 +241,10 @@ def _has_chat_template(files: ModelRepository) -> bool:
 def _problems(files: ModelRepository, config: Mapping[str, Any], source: ModelSource) -> Iterator[str]:
     kind = kind_from_config(config, has_pipeline=SENTENCE_TRANSFORMERS in files.sizes)
     if kind is None:
-        yield "It is not a causal language model or a model for embeddings or classification, so it cannot be served."
+        yield "It is of a kind that cannot be served; see docs/models.md for the kinds."
     elif kind == "generation" and (problem := architecture_problem(config)):
         yield problem
-    if "tokenizer.json" not in files.sizes:
+    if kind not in MEDIA_KINDS and "tokenizer.json" not in files.sizes:
         yield "It has no tokenizer.json; a fast tokenizer is required."
     has_safe = any(fnmatch(name, SAFETENSORS) for name in files.sizes)
     has_pickles = any(fnmatch(name, PICKLE_PATTERNS[0]) for name in files.sizes)

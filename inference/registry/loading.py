@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 from django.conf import settings
 
 from inference.files.architectures import MEDIA_KINDS
-from inference.files.sources import kind_of_directory
 from inference.models import LanguageModel
-from inference.registry.media import weight_bytes
 from inference.registry.records import smallest
 
 MEDIA_ACTIVATIONS = 0.25  # of the weights; measured for small diffusion models
@@ -35,7 +33,8 @@ def spec_for(row: LanguageModel, path: Path) -> ModelSpec:
         trust_remote_code=source.trust_remote_code,
         allow_pickle=source.allow_pickle,
         max_seq_len=smallest(row.context_length, settings.MILLM_MAX_SEQ_LEN),
-        kind=kind_of_directory(path),
+        kind=row.kind_in(path),
+        options=row.default_sampling,
         weights="int8" if row.quantization == LanguageModel.Quantization.INT8 else "native",
     )
 
@@ -53,7 +52,7 @@ def estimate_from_directory(spec: ModelSpec) -> MemoryEstimate:
     from inference.engine.models.memory_estimate import MemoryEstimate, estimate_memory
 
     if spec.kind in MEDIA_KINDS:
-        weights = weight_bytes(spec.path)
+        weights = weight_bytes(spec)
         return MemoryEstimate(weights=weights, kv=0, activations=int(weights * MEDIA_ACTIVATIONS))
     engine = settings.MILLM_ENGINE
     return estimate_memory(
@@ -62,6 +61,16 @@ def estimate_from_directory(spec: ModelSpec) -> MemoryEstimate:
         max_rows=engine["max_batch_size"],
         kv_bytes=engine["kv_cache_bytes"],
     )
+
+
+def weight_bytes(spec: ModelSpec) -> int:
+    """Return the size of a media model's weights in memory, those of a pipeline's parts included."""
+    from inference.engine.models.weight_files import read_headers
+
+    width = {"float32": 4, "float16": 2, "bfloat16": 2}.get(spec.dtype, 4 if device_of(spec) == "cpu" else 0)
+    folders = [spec.path, *(path for path in spec.path.iterdir() if path.is_dir())]
+    headers = [header for folder in folders for header in read_headers(folder)]
+    return sum(header.num_elements * width if width and header.is_float else header.num_bytes for header in headers)
 
 
 def device_of(spec: ModelSpec) -> str:

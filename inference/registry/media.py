@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from core.runtime import Service
@@ -62,9 +61,3 @@ class NoMediaBackend:
 
 
 MEDIA_BACKEND: Service[MediaBackend] = Service(NoMediaBackend)
-
-
-def weight_bytes(path: Path) -> int:
-    """Return the size of the weights of a media model, those of a pipeline's parts included."""
-    files = [*path.glob("*.safetensors"), *path.glob("*/*.safetensors")]
-    return sum(file.stat().st_size for file in files)

@@ -20,8 +20,8 @@ from steering.profiles.lifecycle import set_default_profile
 CHANGE = "inference.change_languagemodel"
 SETTABLE = (
     *("name", "aliases", "source", "revision", "dtype", "device", "quantization", "trust_remote_code", "allow_pickle"),
-    *("context_length", "chat_template", "tool_format", "default_sampling", "is_default", "autoload", "pinned"),
-    *("keep_alive_s", "shared_prefix_cache"),
+    *("context_length", "chat_template", "tool_format", "use_as", "default_sampling", "is_default", "autoload"),
+    *("pinned", "keep_alive_s", "shared_prefix_cache"),
 )
 
 

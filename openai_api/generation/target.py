@@ -25,7 +25,8 @@ USES: dict[str, str] = {
     "generation": "/v1/chat/completions or /v1/completions",
     "embedding": "/v1/embeddings",
     "classification": "/v1/rerank, /v1/score or /v1/moderations",
-    "transcription": "/v1/audio/transcriptions or /v1/audio/translations",
+    "transcription": "/v1/audio/transcriptions",
+    "translation": "/v1/audio/translations",
     "speech": "/v1/audio/speech",
     "image": "/v1/images/generations or /v1/images/edits",
     "video": "/v1/videos",
@@ -91,9 +92,10 @@ async def resolve_any(call: Call, name: str | None) -> ModelCard:
     return await loaded_model(record)
 
 
-def default_model(registry: Registry, kind: ModelKind = "generation") -> ModelRecord:
-    """Return the default model of a kind, or the only one. Raises MillmError 400 if there is none."""
-    chosen = default_of(registry.records(), kind)
+def default_model(registry: Registry, kind: ModelKind = "generation", *others: ModelKind) -> ModelRecord:
+    """Return the default model of a kind, or the only one, else of other kinds. Raises MillmError 400 without one."""
+    found = (default_of(registry.records(), each) for each in (kind, *others))
+    chosen = next((each for each in found if each is not None), None)
     if chosen is None:
         message = f"`model` is required, because this server has no default {kind} model."
         raise invalid(message, param="model", code="missing_required_parameter")
@@ -118,12 +120,13 @@ async def ready_model(record: ModelRecord, kind: ModelKind) -> ModelCard:
 def find_media_model(call: Call, name: str, kind: MediaKind) -> ModelRecord:
     """Return the media model of that name, or the default of its kind if the name is empty. Raises MillmError."""
     registry = get_backend().registry()
-    record, suffix = find_model(registry, name) if name else (default_model(registry, kind), None)
+    kinds = ("translation", "transcription") if kind == "translation" else (kind,)  # models of either can do both
+    record, suffix = find_model(registry, name) if name else (default_model(registry, *kinds), None)
     call.use_model(record.name)
     check_model_allowed(call.key, record)
     if suffix is not None or call.request.headers.get(PROFILE_HEADER, "").strip():
         raise unsupported_parameter("profile", "This endpoint does not support steering.")
-    if record.kind != kind:
+    if record.kind not in kinds:
         raise wrong_kind(record, record.kind)
     return record
 

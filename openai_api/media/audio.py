@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 
 from core.database import in_database
+from inference.files.architectures import MediaKind
 from inference.registry.model_card import MediaCard
 from inference.registry.records import ModelNotFoundError, ModelRecord
 from media.messages import AudioFormat, Chunk, Segment, Speak, Transcribe
@@ -28,6 +29,8 @@ from openai_api.http.json_body import read_json_object
 from openai_api.media.forms import last_value, one_file, read_media_form
 from openai_api.media.run import MediaRun, stream_bytes, stream_events
 from openai_api.media.schemas import (
+    MAX_INPUT,
+    MAX_VOICE,
     AudioForm,
     SpeechRequest,
     TranscriptionBody,
@@ -49,6 +52,7 @@ OPENAI_VOICES = (
     *("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage", "shimmer"),
     "verse",
 )
+DEFAULT_VOICE = OPENAI_VOICES[0]
 PLAIN = "text/plain; charset=utf-8"
 
 
@@ -64,7 +68,8 @@ async def _transcribe(call: Call, schema: type[AudioForm], *, translates: bool) 
     with ExitStack() as files:
         form = await read_media_form(call, files, {"file": 1})
         file = one_file(form, "file")
-        record = find_media_model(call, last_value(form, "model"), "transcription")
+        kind: MediaKind = "translation" if translates else "transcription"
+        record = find_media_model(call, last_value(form, "model"), kind)
         request = call.read_body(schema.body_of(form), schema)
         call.reserve_media("audio_seconds")
         card = await loaded_media(record)
@@ -81,9 +86,11 @@ async def _transcribe(call: Call, schema: type[AudioForm], *, translates: bool) 
 
 
 def _task(request: AudioForm, card: MediaCard) -> Transcribe:
+    defaults = card.record.default_sampling
     language, wants_words, include = None, False, None
     if isinstance(request, TranscriptionForm):
         language, include = request.language, request.include
+        language = language or defaults.get("language")
         wants_words = "word" in (request.timestamp_granularities or ())
     if language is not None and card.facts.languages and language not in card.facts.languages:
         known = ", ".join(f"`{each}`" for each in card.facts.languages)
@@ -98,7 +105,7 @@ def _task(request: AudioForm, card: MediaCard) -> Transcribe:
         max_seconds=settings.MILLM_MAX_AUDIO_SECONDS,
         language=language,
         prompt=request.prompt or "",
-        temperature=request.temperature,
+        temperature=defaults.get("temperature") if request.temperature is None else request.temperature,
         with_words=wants_words,
         with_logprobs=bool(include),
     )
@@ -155,10 +162,14 @@ def _logprobs(segments: Sequence[Segment]) -> list[dict[str, Any]]:
 
 async def create_speech(call: Call) -> HttpResponseBase:
     body = read_json_object(call.request)
-    voice_name = _voice_name(body.get("voice"))
+    voice_name = _voice_name(call, body)
     voice = None if voice_name is None else await in_database(Voice.find, voice_name)
-    record = _speech_model(call, body.get("model"), voice, voice_name)
+    record = _speech_model(call, _model_name(body), voice, voice_name)
     request = call.read_body(body, SpeechRequest)
+    defaults = record.default_sampling
+    limit = defaults.get("max_input_chars", MAX_INPUT)
+    if len(request.input) > limit:
+        raise invalid(f"`input` must have at most {limit} characters, got {len(request.input)}.", param="input")
     call.reserve_media("characters", len(request.input))
     call.reserve_media("audio_seconds")
     card = await loaded_media(record)
@@ -173,7 +184,7 @@ async def create_speech(call: Call) -> HttpResponseBase:
         model=record.name,
         text=request.input,
         audio_format=audio_format,
-        speed=request.speed,
+        speed=defaults.get("speed", 1.0) if request.speed is None else request.speed,
         speaker=speaker,
         reference=None if voice is None or not voice.reference else bytes(voice.reference),
         streams=_streams(request, audio_format),
@@ -203,24 +214,28 @@ def _streams(request: SpeechRequest, audio_format: AudioFormat) -> bool:
     return audio_format != "wav" and len(sentences(request.input)) > 1
 
 
-def _voice_name(given: object) -> str | None:
-    """Return the name of the requested voice; None for a value that the schema will refuse."""
+def _model_name(body: Mapping[str, Any]) -> str:
+    name = body.get("model")
+    return name if isinstance(name, str) else ""  # the schema refuses others
+
+
+def _voice_name(call: Call, body: Mapping[str, Any]) -> str | None:
+    """Return the name of the requested voice, or the model's default; None for a value that the schema will refuse."""
+    given = body.get("voice")
+    if given is None:
+        defaults = find_media_model(call, _model_name(body), "speech").default_sampling
+        return str(defaults.get("voice", DEFAULT_VOICE))
     name = given.get("id") if isinstance(given, dict) else given
-    if name is None and not isinstance(given, dict):
-        return "alloy"
-    return name[:100] if isinstance(name, str) and "\x00" not in name else None
+    return name[:MAX_VOICE] if isinstance(name, str) and "\x00" not in name else None
 
 
-def _speech_model(call: Call, name: object, voice: Voice | None, voice_name: str | None) -> ModelRecord:
+def _speech_model(call: Call, name: str, voice: Voice | None, voice_name: str | None) -> ModelRecord:
     """Return the model of the voice, else ``model-voice``, else ``model``. Raises MillmError 404."""
     if voice is not None:
         return find_media_model(call, voice.model.name, "speech")
-    name = name if isinstance(name, str) else ""
     if name and voice_name:
-        try:
-            return find_media_model(call, f"{name}-{voice_name}", "speech")
-        except ModelNotFoundError:
-            pass
+        with suppress(ModelNotFoundError):
+            return find_media_model(call, f"{name}-{voice_name.lower()}", "speech")
     return find_media_model(call, name, "speech")
 
 

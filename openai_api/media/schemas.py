@@ -15,6 +15,7 @@ from openai_api.media.forms import FormSchema
 from openai_api.schemas.base import IGNORED, NO_NUL, Harmless, Part, RequestSchema
 
 MAX_INPUT = 4_096  # characters of a speech request
+MAX_VOICE = 100
 MAX_PROMPT = 20_000  # characters; the model reads the last 224 tokens
 User = Annotated[str | None, Field(max_length=512)]
 
@@ -88,17 +89,17 @@ class TranscriptionForm(AudioForm):
 
 
 class VoiceId(Part):
-    id: str = Field(max_length=100, pattern=NO_NUL)
+    id: str = Field(max_length=MAX_VOICE, pattern=NO_NUL)
 
 
 class SpeechRequest(RequestSchema):
     model: str = ""
-    input: str = Field(min_length=1, max_length=MAX_INPUT)
-    voice: Annotated[str, Field(max_length=100, pattern=NO_NUL)] | VoiceId = Field(
+    input: str = Field(min_length=1, description="At most 4096 characters, or what the model's parameters say.")
+    voice: Annotated[str, Field(max_length=MAX_VOICE, pattern=NO_NUL)] | VoiceId = Field(
         "alloy", description="The name of a voice, or an object with its `id`."
     )
     response_format: AudioFormat | None = None
-    speed: float = Field(1.0, ge=0.25, le=4.0)
+    speed: float | None = Field(None, ge=0.25, le=4.0)
     instructions: str | None = Field(None, max_length=MAX_INPUT)
     stream_format: Literal["audio", "sse"] | None = None
     seed: int | None = Field(None, ge=0, lt=2**63)

@@ -54,6 +54,7 @@ class ModelSpec:
     """What to load and how. ``max_seq_len`` 0: the model's own context length.
 
     ``weights`` ``int8`` quantises the linears, including the output embeddings. Each ``kind`` has its own loader.
+    ``options``: the default parameters of a media model.
     """
 
     name: str
@@ -65,6 +66,7 @@ class ModelSpec:
     max_seq_len: int = 0
     weights: Weights = "native"
     kind: ModelKind = "generation"
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

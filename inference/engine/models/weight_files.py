@@ -7,6 +7,7 @@ tensor read into memory is a copy, and a truncated file is an error.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,6 +40,9 @@ FLOATS = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
 NUM_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 
 
+VARIANT = re.compile(r"\.(fp16|bf16|fp32|non_ema)[.-]")  # of diffusers: model.fp16.safetensors
+
+
 @dataclass(frozen=True, slots=True)
 class WeightHeader:
     """The header of a tensor. ``dtype`` as in safetensors: F32, BF16, I8."""
@@ -61,11 +65,12 @@ class WeightHeader:
 
 
 def read_headers(path: Path) -> list[WeightHeader]:
-    """Return the headers of the model's safetensors files; empty if there are none.
+    """Return the headers of the model's safetensors files, without variants in other dtypes; empty if there are none.
 
     Raise OSError, ValueError, KeyError or SafetensorError for damaged files.
     """
-    files = weight_files(path) or sorted(path.glob("*.safetensors"))
+    found = [file for file in sorted(path.glob("*.safetensors")) if not VARIANT.search(file.name)]
+    files = weight_files(path) or found
     return [header for file in files for header in _headers(file)]
 
 

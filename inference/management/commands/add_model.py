@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ OPTIONS = (
     "context_length",
     "chat_template",
     "tool_format",
+    "use_as",
+    "default_sampling",
     "aliases",
     "is_default",
     "autoload",
@@ -62,6 +65,20 @@ class Command(MillmCommand):
             choices=sorted(TOOL_FORMATS),
             help="how it writes tool calls (default: detected from its chat template)",
         )
+        parser.add_argument(
+            "--use-as",
+            default="",
+            choices=[value for value in LanguageModel.UseAs.values if value],
+            help="register a Whisper model for translation",
+        )
+        parser.add_argument(
+            "--parameter",
+            action="append",
+            default=[],
+            dest="default_sampling",
+            metavar="NAME=VALUE",
+            help="default of a request parameter, such as temperature=0.7 or voice=anna; repeatable",
+        )
         parser.add_argument("--alias", action="append", default=[], dest="aliases", help="another name; repeatable")
         parser.add_argument(
             "--default", action="store_true", dest="is_default", help="make it the default model of its kind"
@@ -89,10 +106,22 @@ class Command(MillmCommand):
 
     def handle(self, **options: Any) -> None:
         options["chat_template"] = _template(options["chat_template"])
+        options["default_sampling"] = dict(_parameter(given) for given in options["default_sampling"])
         model = services.add_model(
             **{name: options[name] for name in OPTIONS} | {"source": source_at_shell(options["source"])}
         )
         self.stdout.write(self.style.SUCCESS(f"Registered {model.name} from {model.source}."))
+
+
+def _parameter(given: str) -> tuple[str, Any]:
+    """Return the name and the value, which is JSON or a text. Raise CommandError."""
+    name, equals, value = given.partition("=")
+    if not equals:
+        raise CommandError(f"--parameter must be NAME=VALUE, got `{given}`.")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
 
 
 def _template(given: str) -> str:

@@ -67,7 +67,7 @@ def test_what_keeps_it_from_being_served_is_said_before_the_download():
         {"config.json": json.dumps({"architectures": ["XForImages"], "auto_map": {"a": "b"}})}, {"x.bin": 5}
     )
     told = " ".join(preview_model(HERE, files).problems)
-    for words in ("not a causal language model", "no tokenizer.json", "only has pickled weights", "its own code"):
+    for words in ("of a kind that cannot be served", "no tokenizer.json", "only has pickled weights", "its own code"):
         assert words in told
     allowed = preview_model(ModelSource("org/x", trust_remote_code=True, allow_pickle=True), files).problems
     assert len(allowed) == 2

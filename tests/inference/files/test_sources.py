@@ -142,7 +142,7 @@ def test_a_broken_config_is_refused(copy, content, told):
 def test_only_models_that_can_be_served_are_accepted(copy, architectures):
     edit_config(copy, architectures=architectures)
 
-    assert "not a causal language model or a model for embeddings or classification" in refused(copy)
+    assert "is not a model that can be served" in refused(copy)
 
 
 def test_code_of_the_model_needs_trust(copy):
