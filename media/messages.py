@@ -15,6 +15,7 @@ MediaKind = Literal["transcription", "speech", "image", "video"]
 AudioFormat = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
 ImageFormat = Literal["png", "jpeg", "webp"]
 VideoFormat = Literal["mp4", "avi"]
+MAX_IMAGE_PIXELS = 4_096 * 4_096  # of images that clients send
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,11 @@ import torch
 from PIL import Image as PillowImage
 
 from core.errors import MillmError
-from media.decoder.process import Image, decode_image
-from media.messages import GenerateImages, ModelFacts, Picture, Progress
+from media.decoder.process import DecodeError, Image, decode_image
+from media.messages import MAX_IMAGE_PIXELS, GenerateImages, ModelFacts, Picture, Progress
 from media.worker.encoding import encode_image
 from media.worker.loading import load_pipeline, pipeline_facts
 
-MAX_PIXELS = 4_096 * 4_096  # of images that clients send
 MULTIPLE = 8  # of pixels; pipelines check it too
 Emit = Callable[[Any], None]
 
@@ -29,7 +29,7 @@ class UnsupportedError(MillmError):
 class InvalidSizeError(MillmError):
     """The pipeline cannot make images of that size."""
 
-    code = "invalid_value"
+    code = "invalid_size"
     param = "size"
 
 
@@ -52,8 +52,12 @@ class Images:
 
     @property
     def default_size(self) -> tuple[int, int]:
-        size = getattr(self._pipeline, "default_sample_size", None) or 64
-        return size * self._step, size * self._step
+        """Return the width and height in pixels that the pipeline itself would choose."""
+        pipeline = self._pipeline
+        model = getattr(pipeline, "unet", None) or getattr(pipeline, "transformer", None)
+        size = getattr(pipeline, "default_sample_size", None) or getattr(model.config, "sample_size", None) or 64
+        height, width = size if isinstance(size, list | tuple) else (size, size)
+        return width * pipeline.vae_scale_factor, height * pipeline.vae_scale_factor
 
     def generate(self, request: GenerateImages, emit: Emit, check: Callable[[], None]) -> None:
         """Emit progress, previews and the images. ``check`` is called at each step; it may raise to stop."""
@@ -65,7 +69,7 @@ class Images:
         pipeline = self._find(variant)
         if pipeline is None:
             raise UnsupportedError(f"This model does not support `{variant}`.", param=variant)
-        inputs = self._inputs(request, variant, (width, height), check)
+        inputs = self._inputs(request, pipeline, variant, (width, height), check)
         for index in range(request.num_images):
             generator = torch.Generator("cpu").manual_seed((request.seed + index) % 2**63)
             steps = _Steps(pipeline, request, index, emit, check, (width, height))
@@ -75,23 +79,21 @@ class Images:
             emit(Picture(request.task, index, picture))
 
     def _inputs(
-        self, request: GenerateImages, variant: str, size: tuple[int, int], check: Callable[[], None]
+        self,
+        request: GenerateImages,
+        pipeline: Any,
+        variant: str,
+        size: tuple[int, int],
+        check: Callable[[], None],
     ) -> dict[str, Any]:
-        inputs: dict[str, Any] = {"prompt": request.prompt}
-        given = {
-            "num_inference_steps": request.steps,
-            "guidance_scale": request.guidance,
-            "negative_prompt": request.negative_prompt,
-            "strength": request.strength if variant != "text" else None,
-        }
-        inputs |= {name: value for name, value in given.items() if value is not None}
+        inputs: dict[str, Any] = {"prompt": request.prompt} | sampling_inputs(request, pipeline, variant)
         if variant == "text":
             return inputs | {"width": size[0], "height": size[1]}
         assert request.image is not None
-        image = decode_image(request.image, max_pixels=MAX_PIXELS, check=check)
+        image = decoded(request.image, "image", check)
         inputs["image"] = rgb(image).resize(size, PillowImage.Resampling.LANCZOS)
         if request.mask is not None:
-            mask = decode_image(request.mask, max_pixels=MAX_PIXELS, check=check)
+            mask = decoded(request.mask, "mask", check)
             inputs["mask_image"] = painted(mask).resize(size, PillowImage.Resampling.NEAREST)
             inputs |= {"width": size[0], "height": size[1]}
         return inputs
@@ -108,6 +110,33 @@ class Images:
             except (ValueError, TypeError):
                 self._variants[variant] = None
         return self._variants[variant]
+
+
+def sampling_inputs(request: GenerateImages, pipeline: Any, variant: str) -> dict[str, Any]:
+    """Return the arguments of the pipeline for fields of the request. Raise UnsupportedError for one it lacks."""
+    known = inspect.signature(pipeline.__call__).parameters
+    strength = request.strength
+    if strength is not None and variant != "text":
+        steps = request.steps or known["num_inference_steps"].default
+        strength = min(1.0, max(strength, 1.000_001 / steps))  # at least one step remains
+    given = {
+        "steps": ("num_inference_steps", request.steps),
+        "guidance": ("guidance_scale", request.guidance),
+        "negative_prompt": ("negative_prompt", request.negative_prompt),
+        "strength": ("strength", strength if variant != "text" else None),
+    }
+    for field, (name, value) in given.items():
+        if value is not None and name not in known:
+            raise UnsupportedError(f"This model does not support `{field}`.", param=field)
+    return {name: value for name, value in given.values() if value is not None}
+
+
+def decoded(path: Path, field: str, check: Callable[[], None]) -> Image:
+    """Decode a client's image. Raise DecodeError for the field."""
+    try:
+        return decode_image(path, max_pixels=MAX_IMAGE_PIXELS, check=check)
+    except DecodeError as error:
+        raise error.with_param(field) from None
 
 
 class _Steps:

@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from PIL import Image as PillowImage
 
-from media.decoder.process import decode_image
 from media.messages import GenerateVideo, ModelFacts, Progress
 from media.worker.encoding import write_video
-from media.worker.images import MAX_PIXELS, Emit, UnsupportedError, rgb
+from media.worker.images import Emit, UnsupportedError, decoded, rgb
 from media.worker.loading import load_pipeline, pipeline_facts
 
 IMAGE_ONLY = frozenset({"CogVideoXImageToVideoPipeline", "WanImageToVideoPipeline", "HunyuanVideoImageToVideoPipeline"})
@@ -70,7 +69,7 @@ class Videos:
             **{name: value for name, value in given.items() if value is not None},
         }
         if request.image is not None:
-            image = decode_image(request.image, max_pixels=MAX_PIXELS, check=check)
+            image = decoded(request.image, "input_reference", check)
             size = (request.width, request.height)
             inputs["image"] = rgb(image).resize(size, PillowImage.Resampling.LANCZOS)
         return inputs

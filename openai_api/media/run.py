@@ -37,7 +37,11 @@ class MediaRun:
         self._units = units
         self._pending: Event | None = None
         self.result: Any = None
-        self._task: MediaTask = runtime.get(MEDIA_CLIENT).submit(task)
+        try:
+            self._task: MediaTask = runtime.get(MEDIA_CLIENT).submit(task)
+        except BaseException:
+            self._files.close()
+            raise
 
     @property
     def is_complete(self) -> bool:
