@@ -35,6 +35,15 @@ STOP_S = 5.0
 MAX_OPEN = 64  # requests that run or wait
 RETRY_S = 5.0
 
+ENVIRONMENT = {
+    "PYTHONPATH": str(ROOT),
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TQDM_DISABLE": "1",  # no progress bars in the log
+    "TRANSFORMERS_VERBOSITY": "error",
+    "DIFFUSERS_VERBOSITY": "error",
+}
+
 Sink = Callable[[Event], None]
 
 
@@ -226,8 +235,7 @@ class MediaClient:
             wait_s = self._not_before - now
             raise WorkerBusyError(f"The media worker crashed; it restarts in {wait_s:.0f} s.", retry_after_s=wait_s)
         ours, theirs = socket.socketpair()
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        environment["TQDM_DISABLE"] = "1"  # no progress bars in the log
+        environment = {**os.environ, **ENVIRONMENT}
         with theirs:
             process = subprocess.Popen(  # noqa: S603 - ourselves
                 [*self._command, str(theirs.fileno())],

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from core.errors import MillmError
 from media.decoder.process import RATE, Audio
-from media.messages import ModelFacts, Segment, TokenLogprob, Transcribe
+from media.messages import ModelFacts, Segment, TokenLogprob, Transcribe, Word
+from media.worker.alignment import Aligner, words_of
 from media.worker.loading import load_pretrained, model_facts
 
 HOP = 160  # samples per frame: frames of 10 ms
@@ -29,6 +32,13 @@ MIN_LOGPROB = -1.0
 NO_SPEECH = 0.6
 MAX_PROMPT_TOKENS = 224
 LOUDNESS_RANGE = 8.0  # log10 units below the maximum that features keep
+
+
+class UnsupportedWordsError(MillmError):
+    """The model has no heads whose attention tells when a word is spoken."""
+
+    code = "unsupported_parameter"
+    param = "timestamp_granularities"
 
 
 class Features:
@@ -130,16 +140,18 @@ class Whisper:
             getattr(config, "prev_sot_token_id", 0) or self.tokenizer.convert_tokens_to_ids("<|startofprev|>")
         )
         self._end = int(self.tokenizer.eos_token_id)
+        heads = getattr(config, "alignment_heads", None)
+        self._aligner = Aligner(self.model, heads) if heads else None
 
     @property
     def facts(self) -> ModelFacts:
         abilities = {"segments"} | ({"translate"} if "translate" in self._tasks else set())
-        if getattr(self._config, "alignment_heads", None):
+        if self._aligner is not None:
             abilities.add("words")
         return model_facts(self.model, languages=tuple(sorted(self._languages)), abilities=frozenset(abilities))
 
     def transcribe(self, audio: Audio, request: Transcribe, check: Callable[[], None]) -> Iterator[Segment | str]:
-        """Yield the language, then the segments. ``check`` is called before each window; it may raise to stop."""
+        """Yield the language, then the segments. ``check`` is called for each token; it may raise to stop."""
         features = Features(audio, self.extractor, check)
         prompt = self._prompt_ids(request.prompt)
         language: str | None = request.language
@@ -159,8 +171,11 @@ class Whisper:
                 seek += num_frames
                 continue
             slices, advance = slices_of(decoded.tokens, self._first_timestamp, num_frames)
+            steps = self._align(encoded, ids, decoded, num_frames) if request.with_words else []
+            spoken = "en" if request.translate else language
             for place in slices:
-                yield self._segment(number, seek, place, decoded, request)
+                segment = self._segment(number, seek, place, decoded, request)
+                yield replace(segment, words=self._words(seek, place, decoded, steps, spoken)) if steps else segment
                 number += 1
             seek += advance
 
@@ -198,13 +213,14 @@ class Whisper:
         given = request.temperature
         temperatures: Sequence[float] = TEMPERATURES if not given else (given,)
         for temperature in temperatures:
-            check()
-            decoded = self._decode(encoded, ids, silence, temperature, request)
+            decoded = self._decode(encoded, ids, silence, temperature, check)
             if not decoded.needs_fallback:
                 break
         return decoded
 
-    def _decode(self, encoded: Any, ids: list[int], silence: float, temperature: float, request: Transcribe) -> Decoded:
+    def _decode(
+        self, encoded: Any, ids: list[int], silence: float, temperature: float, check: Callable[[], None]
+    ) -> Decoded:
         from transformers.generation import GenerationMixin
 
         start = torch.tensor([ids], device=self.model.device)
@@ -216,7 +232,7 @@ class Whisper:
                 encoder_outputs=encoded,
                 decoder_input_ids=start,
                 generation_config=config,
-                logits_processor=self._processors(len(ids)),
+                logits_processor=self._processors(len(ids), check),
             )
         made = output.sequences[0, len(ids) :]
         scores = torch.stack(output.scores)[: len(made), 0].float() * (temperature or 1.0)
@@ -249,7 +265,7 @@ class Whisper:
             **sampling,
         )
 
-    def _processors(self, num_initial: int) -> Any:
+    def _processors(self, num_initial: int, check: Callable[[], None]) -> Any:
         from transformers import LogitsProcessorList
         from transformers.generation.logits_process import (
             SuppressTokensAtBeginLogitsProcessor,
@@ -258,7 +274,7 @@ class Whisper:
         )
 
         device, config = str(self.model.device), self._config
-        found: list[Any] = []
+        found: list[Any] = [partial(_checked, check)]
         if config.begin_suppress_tokens:
             found.append(SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, num_initial, device=device))
         if config.suppress_tokens:
@@ -286,12 +302,41 @@ class Whisper:
             logprobs=self._token_logprobs(decoded, spoken) if request.with_logprobs else (),
         )
 
+    def _align(self, encoded: Any, ids: list[int], decoded: Decoded, num_frames: int) -> list[int]:
+        """Return the step of 20 ms at which each token ends.
+
+        The last token that was chosen was not read by the decoder: it has the step of the one before.
+        """
+        if self._aligner is None:
+            raise UnsupportedWordsError("This model has no timestamps of words.")
+        read = decoded.tokens[: len(decoded.logprobs) - 1]
+        steps = self._aligner.steps(encoded.last_hidden_state, ids, read, num_frames)
+        return [*steps, *(steps[-1:] or [0]) * (len(decoded.tokens) - len(steps))]
+
+    def _words(
+        self, seek: int, place: Slice, decoded: Decoded, steps: Sequence[int], language: str | None
+    ) -> tuple[Word, ...]:
+        """Return the words of a segment. A word starts where the token before it ends."""
+        spoken = [index for index in range(place.start, place.stop) if decoded.tokens[index] < self._end]
+        ends = [seek * HOP / RATE + step * TIME_STEP for step in steps]
+        found = []
+        for text, first, stop in words_of(self.tokenizer, [decoded.tokens[index] for index in spoken], language):
+            start = ends[spoken[first] - 1] if spoken[first] else seek * HOP / RATE
+            found.append(Word(text.strip(), round(start, 2), round(ends[spoken[stop - 1]], 2)))
+        return tuple(word for word in found if word.word)
+
     def _token_logprobs(self, decoded: Decoded, places: Sequence[int]) -> tuple[TokenLogprob, ...]:
         found = []
         for index in places:
             text = self.tokenizer.decode([decoded.tokens[index]])
             found.append(TokenLogprob(text, decoded.logprobs[index], tuple(text.encode())))
         return tuple(found)
+
+
+def _checked(check: Callable[[], None], ids: Tensor, scores: Tensor) -> Tensor:
+    """Call ``check`` for each token, as a processor of logits that changes nothing."""
+    check()
+    return scores
 
 
 def compression_ratio(text: str) -> float:

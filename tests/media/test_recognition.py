@@ -52,6 +52,7 @@ def text_of_library(recognizer: Recognizer, samples: Any) -> str:
         return str(recognizer.processor.batch_decode(path)[0])
     # The limits of their checkpoints: transducers choose tokens only, Moonshine writes 6.5 of them a second.
     num_tokens = recognizer.model.config.vocab_size
+    limits: dict[str, Any]
     if type(recognizer.model).__name__ == "ParakeetForTDT":
         limits = {"suppress_tokens": [*range(num_tokens, num_tokens + len(recognizer.model.config.durations))]}
     else:

@@ -82,7 +82,10 @@ def test_the_language_is_detected_as_transformers_does(whisper: Whisper, recordi
     assert whisper.tokenizer.decode(token) == f"<|{language}|>"
 
 
-def test_a_cancelled_transcription_stops_between_windows(whisper: Whisper, recording: Callable[[float], Audio]):
+@pytest.mark.parametrize("num_calls", [1, 4, 40])
+def test_a_cancelled_transcription_stops_at_the_next_token(
+    whisper: Whisper, recording: Callable[[float], Audio], num_calls: int
+):
     class CancelledError(Exception):
         pass
 
@@ -90,11 +93,12 @@ def test_a_cancelled_transcription_stops_between_windows(whisper: Whisper, recor
 
     def check() -> None:
         calls.append(None)
-        if len(calls) > 6:
+        if len(calls) == num_calls:
             raise CancelledError
 
     with pytest.raises(CancelledError):
         list(whisper.transcribe(recording(75.0), request(), check))
+    assert len(calls) == num_calls
 
 
 def test_prompts_keep_their_last_224_tokens(whisper: Whisper):

@@ -13,36 +13,39 @@ LANGUAGES = ("en", "de", "fr")
 TEXTS = ["the quick brown fox jumps over the lazy dog", "hello world, how are you today?", "Guten Tag", "0123456789"]
 
 
-def whisper_tokenizer() -> Tokenizer:
+def whisper_tokenizer() -> Any:
     """Return a byte-level BPE with Whisper's special tokens in Whisper's order."""
+    from transformers import WhisperTokenizer
+
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet))
-    names = ["<|endoftext|>", "<|startoftranscript|>", *(f"<|{name}|>" for name in LANGUAGES)]
+    model = json.loads(tokenizer.to_str())["model"]
+    whisper: Any = WhisperTokenizer(vocab=model["vocab"], merges=[tuple(pair) for pair in model["merges"]])
+    names = ["<|startoftranscript|>", *(f"<|{name}|>" for name in LANGUAGES)]
     names += ["<|translate|>", "<|transcribe|>", "<|startoflm|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"]
-    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in names])
-    tokenizer.add_tokens([AddedToken(f"<|{0.02 * step:.2f}|>") for step in range(1501)])
-    return tokenizer
+    whisper.add_tokens(names, special_tokens=True)
+    whisper.add_tokens([f"<|{0.02 * step:.2f}|>" for step in range(1501)])
+    return whisper
 
 
 def save_whisper(folder: Path, seed: int = 0) -> Path:
     """Save a random multilingual Whisper whose answers have timestamps and end."""
     from transformers import (
         GenerationConfig,
-        PreTrainedTokenizerFast,
         WhisperConfig,
         WhisperFeatureExtractor,
         WhisperForConditionalGeneration,
     )
 
     tokenizer = whisper_tokenizer()
-    ids = {name: tokenizer.token_to_id(name) for name in tokenizer.get_vocab() if name.startswith("<|")}
+    ids = {name: number for name, number in tokenizer.get_vocab().items() if name.startswith("<|")}
     end, start = ids["<|endoftext|>"], ids["<|startoftranscript|>"]
     torch.manual_seed(seed)
     config = WhisperConfig(
-        vocab_size=tokenizer.get_vocab_size(),
+        vocab_size=len(tokenizer),
         d_model=32,
         encoder_layers=2,
         decoder_layers=2,
@@ -77,7 +80,7 @@ def save_whisper(folder: Path, seed: int = 0) -> Path:
     )
     model.save_pretrained(folder)
     WhisperFeatureExtractor().save_pretrained(folder)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>").save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
 
 
