@@ -111,19 +111,19 @@ class GenerateImages(Task):
 
 @dataclass(frozen=True, slots=True)
 class GenerateVideo(Task):
-    """``output``: the file to write."""
+    """``outputs``: the files to write, by format. ``flow_shift``: of the scheduler. None: the pipeline's default."""
 
     prompt: str
     width: int
     height: int
     num_frames: int
-    fps: int
+    fps: float
     seed: int
-    video_format: VideoFormat
-    output: Path
+    outputs: Mapping[VideoFormat, Path]
     steps: int | None = None
     guidance: float | None = None
     negative_prompt: str | None = None
+    flow_shift: float | None = None
     strength: float | None = None
     image: Path | None = None
 
@@ -197,7 +197,8 @@ class ModelFacts:
     """What the server needs to know of a loaded model.
 
     ``memory_bytes``: of the weights. ``sample_rate``: of speech, in Hz. ``languages``: codes that it accepts.
-    ``speakers``: names of presets. ``abilities``: ``translate``, ``segments``, ``words``, ``image``, ``mask``.
+    ``speakers``: names of presets. ``abilities``: ``translate``, ``segments``, ``words``, ``text``, ``image``,
+    ``mask``, ``strength``, ``flow_shift``. ``default_size``: width and height in pixels.
     """
 
     architecture: str

@@ -112,7 +112,7 @@ def encode_image(pixels: Any, image_format: ImageFormat, compression: int = 100)
     return out.getvalue()
 
 
-def write_video(frames: Iterable[npt.NDArray[np.uint8]], path: Path, fps: int, video_format: VideoFormat) -> None:
+def write_video(frames: Iterable[npt.NDArray[np.uint8]], path: Path, fps: float, video_format: VideoFormat) -> None:
     """Write RGB frames, ``[height, width, 3]``: AV1 in fragmented MP4, or Motion JPEG in AVI."""
     iterator = iter(frames)
     first = next(iterator)
@@ -121,7 +121,7 @@ def write_video(frames: Iterable[npt.NDArray[np.uint8]], path: Path, fps: int, v
     with av.open(str(path), mode="w", format=video_format, options=options) as container:
         codec, pixel_format = ("libsvtav1", "yuv420p") if video_format == "mp4" else ("mjpeg", "yuvj420p")
         settings = {"preset": "8", "crf": "30", "svtav1-params": "lp=2"} if codec == "libsvtav1" else {"qscale": "3"}
-        stream: Any = container.add_stream(codec, rate=Fraction(fps), options=settings)
+        stream: Any = container.add_stream(codec, rate=Fraction(fps).limit_denominator(1_001), options=settings)
         stream.width, stream.height, stream.pix_fmt = width, height, pixel_format
         for frame in _chain(first, iterator):
             for packet in stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")):

@@ -198,6 +198,7 @@ def main(descriptor: int) -> None:
     torch.set_num_threads(min(torch.get_num_threads(), len(os.sched_getaffinity(0))))
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its advice is for users of the library
     os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
+    os.environ.setdefault("SVT_LOG", "1")  # only errors of the AV1 encoder
     Worker(Connection(descriptor)).run()
     logging.shutdown()
     os._exit(0)  # lanes may still compute

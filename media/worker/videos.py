@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from media.worker.loading import load_pipeline, pipeline_facts
 
 IMAGE_ONLY = frozenset({"CogVideoXImageToVideoPipeline", "WanImageToVideoPipeline", "HunyuanVideoImageToVideoPipeline"})
 
+DEFAULT_SIZE = 720, 480  # pixels, where the pipeline has no default of its own
+
 
 class Videos:
     """A video pipeline. If its weights are made for text and for images, both share them."""
@@ -29,37 +33,68 @@ class Videos:
 
     @property
     def facts(self) -> ModelFacts:
-        is_image_only = type(self._pipeline).__name__ in IMAGE_ONLY
-        abilities = {"image"} if is_image_only or self._image_pipeline() is not None else set()
+        abilities: set[str] = set() if self._is_image_only else {"text"}
+        image_pipeline = self._image_pipeline()
+        if image_pipeline is not None:
+            abilities |= {"image"} | ({"strength"} if "strength" in _parameters(image_pipeline) else set())
+        if self._shift_name is not None:
+            abilities.add("flow_shift")
         return pipeline_facts(
-            self._pipeline, self._device, abilities=frozenset(abilities if is_image_only else abilities | {"text"})
+            self._pipeline, self._device, abilities=frozenset(abilities), default_size=_default_size(self._pipeline)
         )
 
     def generate(self, request: GenerateVideo, emit: Emit, check: Callable[[], None]) -> dict[str, Any]:
-        """Write the video to ``request.output``; return its facts. ``check`` is called at each step and may raise."""
-        pipeline, is_image_only = self._pipeline, type(self._pipeline).__name__ in IMAGE_ONLY
-        if request.image is None and is_image_only:
+        """Write the video to ``request.outputs``; return its facts. ``check`` is called at each step and may raise."""
+        pipeline = self._pipeline
+        if request.image is None and self._is_image_only:
             raise UnsupportedError("This model needs an image: send `input_reference`.", param="input_reference")
-        if request.image is not None and not is_image_only:
+        if request.image is not None:
             pipeline = self._image_pipeline()
             if pipeline is None:
                 raise UnsupportedError("This model makes videos from text only.", param="input_reference")
-        with torch.inference_mode():
+        inputs = self._inputs(request, pipeline, check)
+        with torch.inference_mode(), self._shifted(pipeline, request.flow_shift):
             output = pipeline(
-                **self._inputs(request, check),
+                **inputs,
                 generator=torch.Generator("cpu").manual_seed(request.seed),
                 callback_on_step_end=_progress(request, emit, check),
                 output_type="np",
             )
         frames = (np.clip(output.frames[0], 0.0, 1.0) * 255.0).round().astype(np.uint8)
-        write_video(iter(frames), request.output, request.fps, request.video_format)
+        for video_format, path in request.outputs.items():
+            check()
+            write_video(iter(frames), path, request.fps, video_format)
         return {"num_frames": len(frames), "width": frames.shape[2], "height": frames.shape[1]}
 
-    def _inputs(self, request: GenerateVideo, check: Callable[[], None]) -> dict[str, Any]:
+    @property
+    def _is_image_only(self) -> bool:
+        return type(self._pipeline).__name__ in IMAGE_ONLY
+
+    @property
+    def _shift_name(self) -> str | None:
+        """Return how the scheduler calls its shift; None if it has none that a request can set."""
+        config = self._pipeline.scheduler.config
+        return next((name for name in ("flow_shift", "shift") if name in config), None)
+
+    @contextmanager
+    def _shifted(self, pipeline: Any, shift: float | None) -> Iterator[None]:
+        """Run the block with another scheduler, whose shift is ``shift``."""
+        before, name = pipeline.scheduler, self._shift_name
+        if shift is None or name is None:
+            yield
+            return
+        pipeline.scheduler = type(before).from_config(before.config, **{name: shift})
+        try:
+            yield
+        finally:
+            pipeline.scheduler = before
+
+    def _inputs(self, request: GenerateVideo, pipeline: Any, check: Callable[[], None]) -> dict[str, Any]:
         given = {
             "num_inference_steps": request.steps,
             "guidance_scale": request.guidance,
             "negative_prompt": request.negative_prompt,
+            "strength": request.strength if "strength" in _parameters(pipeline) else None,
         }
         inputs: dict[str, Any] = {
             "prompt": request.prompt,
@@ -78,6 +113,8 @@ class Videos:
         """Return the pipeline from an image with the same weights; None if they are for text only."""
         import diffusers
 
+        if self._is_image_only:
+            return self._pipeline
         name = type(self._pipeline).__name__
         if name == "LTXPipeline":
             kind: Any = diffusers.LTXImageToVideoPipeline
@@ -85,9 +122,21 @@ class Videos:
             kind = diffusers.WanImageToVideoPipeline
         else:
             return None
-        pipeline = kind.from_pipe(self._pipeline)
+        parts = {**self._pipeline.config, **self._pipeline.components}  # not from_pipe, which converts the weights
+        names = inspect.signature(kind.__init__).parameters
+        pipeline = kind(**{name: part for name, part in parts.items() if name in names})
         pipeline.set_progress_bar_config(disable=True)
         return pipeline
+
+
+def _parameters(pipeline: Any) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(type(pipeline).__call__).parameters
+
+
+def _default_size(pipeline: Any) -> tuple[int, int]:
+    """Return the width and height of the pipeline's own default."""
+    width, height = (_parameters(pipeline)[name].default for name in ("width", "height"))
+    return (width, height) if isinstance(width, int) and isinstance(height, int) else DEFAULT_SIZE
 
 
 def _progress(request: GenerateVideo, emit: Emit, check: Callable[[], None]) -> Callable[..., dict[str, Any]]:
