@@ -67,6 +67,7 @@ from openai_api.http.call import Call
 from openai_api.http.endpoint import endpoint
 from openai_api.http.errors import anthropic_error, unknown_url
 from openai_api.http.route import Route, url_patterns
+from openai_api.http.signed_links import is_signed
 from openai_api.keys.scopes import Scope
 from openai_api.media.audio import (
     create_speech,
@@ -83,6 +84,7 @@ from openai_api.openapi.parameters import (
     MODEL,
     PART_FORM,
     RESUMED_STREAM,
+    SIGNED_LINK,
 )
 from openai_api.responses.conversations import (
     add_items,
@@ -305,7 +307,7 @@ ROUTES = (
     _files("DELETE", "/v1/files/{file_id}", delete_file, "deleteFile", "Delete a file",
         response=FileDeletedBody),
     _files("GET", "/v1/files/{file_id}/content", get_file_content, "downloadFile", "Download a file, or a range of it",
-        response=bytes, errors=(416,)),
+        response=bytes, query=SIGNED_LINK, errors=(410, 416), link_check=is_signed),
     _files("POST", "/v1/uploads", create_upload, "createUpload", "Create an upload",
         request=UploadRequest, response=UploadBody),
     _files("POST", "/v1/uploads/{upload_id}/parts", create_part, "addUploadPart", "Add a part to an upload",

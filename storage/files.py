@@ -148,9 +148,18 @@ def keep_file(
 
 def find_file(public_id: str, *, owner_id: int | None, param: str = "file_id") -> StoredFile:
     """Return the file. Raise ObjectNotFoundError if it does not exist, has expired or belongs to another user."""
+    return _found(StoredFile.objects.of(owner_id).current(), public_id, param)
+
+
+def find_linked_file(public_id: str) -> StoredFile:
+    """Return the file of any owner, for a request whose link allows it. Raise ObjectNotFoundError."""
+    return _found(StoredFile.objects.current(), public_id, "file_id")
+
+
+def _found(files: QuerySet[StoredFile], public_id: str, param: str) -> StoredFile:
     found = None
     if len(public_id) <= MAX_LENGTH and "\0" not in public_id:
-        found = StoredFile.objects.of(owner_id).current().filter(public_id=public_id).first()
+        found = files.filter(public_id=public_id).first()
     if found is None:
         raise not_found("file", public_id, code="file_not_found", param=param)
     return found

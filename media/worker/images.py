@@ -54,7 +54,7 @@ class Images:
     def default_size(self) -> tuple[int, int]:
         """Return the width and height in pixels that the pipeline itself would choose."""
         pipeline = self._pipeline
-        model = getattr(pipeline, "unet", None) or getattr(pipeline, "transformer", None)
+        model: Any = getattr(pipeline, "unet", None) or getattr(pipeline, "transformer", None)
         size = getattr(pipeline, "default_sample_size", None) or getattr(model.config, "sample_size", None) or 64
         height, width = size if isinstance(size, list | tuple) else (size, size)
         return width * pipeline.vae_scale_factor, height * pipeline.vae_scale_factor

@@ -15,6 +15,7 @@ from openai_api.http.endpoint import json_response
 from openai_api.http.errors import invalid
 from openai_api.http.file_response import download
 from openai_api.http.file_uploads import Form, check_multipart, read_form
+from openai_api.http.signed_links import is_signed
 from openai_api.schemas.base import api_error
 from openai_api.schemas.files import (
     ExpiresAfter,
@@ -28,7 +29,16 @@ from openai_api.schemas.files import (
 )
 from storage.blobs import BlobStore
 from storage.errors import FileTooLargeError
-from storage.files import check_content, check_purpose, check_quota, delete_files, find_file, keep_file, shown_name
+from storage.files import (
+    check_content,
+    check_purpose,
+    check_quota,
+    delete_files,
+    find_file,
+    find_linked_file,
+    keep_file,
+    shown_name,
+)
 from storage.models import StoredFile, Upload, UploadPart
 from storage.sweep import sweep_sometimes
 from storage.uploads import add_part, begin_upload, cancel_upload, complete_upload, find_upload
@@ -59,6 +69,8 @@ async def get_file(call: Call, file_id: str) -> HttpResponseBase:
 
 
 async def get_file_content(call: Call, file_id: str) -> HttpResponseBase:
+    if is_signed(call.request, file_id):
+        return await download(call, await in_database(find_linked_file, file_id))
     return await download(call, await in_database(find_file, file_id, owner_id=call.owner_id))
 
 

@@ -29,18 +29,27 @@ from openai_api.keys.scopes import Scope, check_scope
 Handler = Callable[..., Coroutine[Any, Any, HttpResponseBase]]
 View = Handler
 ErrorBody = Callable[[MillmError], object]
+LinkCheck = Callable[..., bool]
 
 
-def endpoint(name: str, *, scope: Scope | None, error_body: ErrorBody = openai_error, **handlers: Handler) -> View:
+def endpoint(
+    name: str,
+    *,
+    scope: Scope | None,
+    error_body: ErrorBody = openai_error,
+    link_check: LinkCheck | None = None,
+    **handlers: Handler,
+) -> View:
     """Return a view that dispatches each HTTP method to its handler, with the :class:`Call` and the URL's values.
 
     ``name`` is the endpoint in the log, ``scope`` what a key needs, ``error_body`` the form of errors. GET also serves
-    HEAD; ANY serves all methods without a handler of their own.
+    HEAD; ANY serves all methods without a handler of their own. ``link_check`` returns whether a request's link, with
+    the URL's values, allows it without a key; it may raise MillmError.
     """
 
     async def view(request: HttpRequest, **values: Any) -> HttpResponseBase:
         call = Call(request, name)
-        return await _finished(call, _answer(call, scope, handlers, values, error_body))
+        return await _finished(call, _answer(call, scope, handlers, values, error_body, link_check))
 
     return csrf_exempt(view)
 
@@ -77,13 +86,21 @@ def json_response(body: object, status: int = 200) -> HttpResponse:
 
 
 async def _answer(
-    call: Call, scope: Scope | None, handlers: Mapping[str, Handler], values: dict[str, Any], error_body: ErrorBody
+    call: Call,
+    scope: Scope | None,
+    handlers: Mapping[str, Handler],
+    values: dict[str, Any],
+    error_body: ErrorBody,
+    link_check: LinkCheck | None,
 ) -> HttpResponseBase:
     async def work() -> HttpResponseBase:
         call.enter()
         call.key_prefix = prefix_of(presented_key(call.request) or "")  # a refused request may hold a revoked key
-        call.admit(await authenticate(call.request, get_backend().keys))
-        check_scope(call.key, scope, call.endpoint)
+        if link_check is not None and link_check(call.request, **values):
+            call.admit(None)
+        else:
+            call.admit(await authenticate(call.request, get_backend().keys))
+            check_scope(call.key, scope, call.endpoint)
         return await _handler_for(call.request.method or "", handlers)(call, **values)
 
     return await _guarded(call, work, error_body)

@@ -10,6 +10,7 @@ from urllib.parse import quote as percent_encode
 
 from django.http import HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
+from django.utils import timezone
 
 from core.database import in_thread
 from core.errors import MillmError
@@ -19,6 +20,8 @@ from storage.blobs import BlobStore
 from storage.models import StoredFile
 
 BLOCK = 2**17
+OUTPUT = StoredFile.Purpose.ASSISTANTS_OUTPUT
+IMAGE_TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}  # by the end of the name
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
 
@@ -81,16 +84,24 @@ def chosen_span(call: Call, file: StoredFile) -> Span:
 
 
 def file_headers(file: StoredFile, span: Span) -> dict[str, str]:
-    """Return headers of an attachment without a type: uploaded files must never render as pages of this site."""
+    """Return the headers: the type of a file that this server made, and an attachment without a type for others.
+
+    Uploaded files must never render as pages of this site.
+    """
+    content_type = IMAGE_TYPES.get(file.filename.rpartition(".")[2]) if file.purpose == OUTPUT else None
+    disposition = "attachment" if content_type is None else "inline"
     headers = {
-        "Content-Type": "application/octet-stream",
+        "Content-Type": content_type or "application/octet-stream",
         "Content-Length": str(span.end - span.start),
-        "Content-Disposition": f"attachment; filename*=UTF-8''{percent_encode(file.filename, safe='')}",
+        "Content-Disposition": f"{disposition}; filename*=UTF-8''{percent_encode(file.filename, safe='')}",
         "Accept-Ranges": "bytes",
         "ETag": etag(file),
         "X-Content-Type-Options": "nosniff",
         "Cache-Control": "private, no-cache",
     }
+    if content_type is not None and file.expires_at is not None:
+        left_s = (file.expires_at - timezone.now()).total_seconds()
+        headers["Cache-Control"] = f"private, max-age={max(0, int(left_s))}"
     if span.is_partial:
         headers["Content-Range"] = f"bytes {span.start}-{span.end - 1}/{file.size}"
     return headers

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from django.urls import URLPattern, re_path
 
-from openai_api.http.endpoint import ErrorBody, Handler, endpoint
+from openai_api.http.endpoint import ErrorBody, Handler, LinkCheck, endpoint
 from openai_api.http.errors import openai_error
 from openai_api.keys.scopes import Scope
 from openai_api.schemas.base import ListQuery, RequestSchema
@@ -43,6 +43,7 @@ class Route:
     is_steered: bool = False  # accepts the header with a profile
     scope: Scope | None = Scope.GENERATE  # which a key needs; None: any key
     error_body: ErrorBody = openai_error
+    link_check: LinkCheck | None = None  # whether the link of a request allows it without a key
     log_name: str = ""  # in the request log, if not the path with ``{id}`` for every parameter that ends in ``_id``
     alias: str = ""  # an optional prefix under which other servers have the route
     is_at_root: bool = False  # also served without /v1, where clients know it from other servers
@@ -84,5 +85,7 @@ def _url_pattern(routes: Sequence[Route]) -> URLPattern:
     pattern = _PARAMETER.sub(lambda match: f"(?P<{match[1]}>{'.+?' if match[2] else '[^/]+'})", path)
     prefix = f"(?:{first.alias}/)?" if first.alias else ""
     handlers = {route.method: route.handler for route in routes}
-    view = endpoint(first.endpoint, scope=first.scope, error_body=first.error_body, **handlers)
+    view = endpoint(
+        first.endpoint, scope=first.scope, error_body=first.error_body, link_check=first.link_check, **handlers
+    )
     return re_path(rf"^{prefix}{pattern}/?\Z", view, name=re.sub(r"[^a-z]+", "-", path).strip("-"))

@@ -22,6 +22,10 @@ RESUMED_STREAM = (
     _query("stream", {"type": "boolean", "default": False}),
     _query("starting_after", {"type": "integer", "minimum": 0}),
 )
+SIGNED_LINK = (
+    _query("expires", {"type": "integer"}, description="Of a signed link, which needs no key."),
+    _query("signature", {"type": "string"}),
+)
 LOGIT_LENS = (
     _query(
         "logit_lens",

@@ -12,7 +12,7 @@ from openai_api.schemas.base import NO_NUL, ListQuery, Part, RequestSchema
 HOUR, MONTH = 3_600, 30 * 86_400
 MAX_LISTED = 10_000
 
-FilePurpose = Literal["assistants", "batch", "batch_output", "fine-tune", "user_data", "vision"]
+FilePurpose = Literal["assistants", "assistants_output", "batch", "batch_output", "fine-tune", "user_data", "vision"]
 
 
 class ExpiresAfter(Part):

@@ -30,6 +30,7 @@ class StoredFile(models.Model):
 
     class Purpose(models.TextChoices):
         ASSISTANTS = "assistants"
+        ASSISTANTS_OUTPUT = "assistants_output"  # images that this server made
         BATCH = "batch"
         BATCH_OUTPUT = "batch_output"
         FINE_TUNE = "fine-tune"

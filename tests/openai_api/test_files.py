@@ -20,6 +20,7 @@ from openai.types import FileDeleted, FileObject, Upload
 from openai.types.uploads import UploadPart
 
 from openai_api.http.file_uploads import BLOCK, read_form
+from openai_api.http.signed_links import signed_link
 from storage.blobs import BlobStore
 from storage.files import keep_file
 from storage.models import StoredFile
@@ -505,3 +506,66 @@ async def test_uploads_that_are_refused(api: Api, settings: Any):
             response = await api.post(path, {"part_ids": ["part_0"]})
         check_error(response, 404, "upload_not_found", "upload_id")
     assert json.loads(json.dumps(api.log.entries[-1].parameters)) == {}
+
+
+def made(data: bytes = TEXT, *, lifetime_s: int = 3_600, name: str = "image.png") -> StoredFile:
+    """Store a file that the server made, of an owner whom no request without a key may act for."""
+    owner = get_user_model().objects.create(username=name)
+    with BlobStore.from_settings().writing() as writer:
+        writer.write(data)
+        return keep_file(
+            writer=writer,
+            filename=name,
+            purpose=StoredFile.Purpose.ASSISTANTS_OUTPUT,
+            owner_id=owner.pk,
+            expires_after_s=lifetime_s,
+        )
+
+
+async def test_a_signed_link_needs_no_key(api: Api, settings: Any):
+    settings.MILLM_PUBLIC_URL = "https://models.example.com"
+    settings.MILLM_AUTH = "required"
+    file = await asyncio.to_thread(made)
+    link = signed_link(file)
+    assert link.startswith(f"https://models.example.com/v1/files/{file.public_id}/content?expires=")
+    response = await api.client.get(link.removeprefix("https://models.example.com"))
+    assert response.status_code == 200
+    assert b"".join([part async for part in response.streaming_content]) == TEXT
+    assert response["Content-Type"] == "image/png"
+    assert response["Content-Disposition"].startswith("inline;")
+    assert response["X-Content-Type-Options"] == "nosniff"
+    kind, _, max_age = response["Cache-Control"].partition(", max-age=")
+    assert kind == "private"
+    assert 3_500 < int(max_age) <= 3_600
+    check_error(await content(api, file.public_id), 401, "invalid_api_key", None)
+    for path in (f"/v1/files/{file.public_id}", "/v1/files"):
+        assert (await api.client.get(f"{path}?{link.partition('?')[2]}")).status_code == 401
+
+
+async def test_other_links_are_refused(api: Api):
+    file, other = await asyncio.to_thread(made), await asyncio.to_thread(made, name="other.png")
+    path, _, query = signed_link(file).partition("?")
+    expires = query.partition("&")[0]
+    for forged in (
+        f"{path}?{query[:-1]}{'0' if query[-1] != '0' else '1'}",
+        f"{path}?{expires}&signature=",
+        f"{path}?{expires}&signature=%C3%A4%00",
+        f"{path}?{query.replace('expires=', 'expires=9')}",
+        f"{path}?signature={query.partition('signature=')[2]}",
+        f"/v1/files/{other.public_id}/content?{query}",
+    ):
+        check_error(await api.client.get(forged), 403, "invalid_link", None)
+    check_error(await api.client.get(path), 404, "file_not_found", "file_id")
+    file.expires_at = timezone.now() - timedelta(seconds=1)
+    check_error(await api.client.get(signed_link(file)), 410, "link_expired", None)
+
+
+async def test_uploads_stay_attachments(api: Api):
+    png = b"\x89PNG\r\n\x1a\n" + TEXT
+    file = await kept(api, png, "image.png", purpose="vision")
+    assert (await content(api, file.id))["Content-Type"] == "application/octet-stream"
+    check_error(await send(api, png, "image.png", purpose="assistants_output"), 400, "invalid_value", "purpose")
+    page = await asyncio.to_thread(made, name="page.html")
+    response = await api.client.get(signed_link(page))
+    assert response["Content-Type"] == "application/octet-stream"
+    assert response["Content-Disposition"].startswith("attachment;")
