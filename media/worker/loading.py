@@ -10,6 +10,7 @@ import torch
 from core.errors import MillmError
 from media.messages import ModelFacts
 
+WORD_START = "\u2581"  # in names of tokens of sentencepiece
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -35,9 +36,11 @@ def load_pipeline(kind: Any, path: Path, dtype: str, device: str) -> Any:
     return pipeline
 
 
-def model_facts(model: Any, **facts: Any) -> ModelFacts:
+def model_facts(model: Any, *others: Any, **facts: Any) -> ModelFacts:
+    """Describe a model of transformers; ``others`` belong to it."""
     parameter = next(model.parameters())
-    sizes = [(each.numel(), each.numel() * each.element_size()) for each in model.parameters()]
+    parameters = [each for module in (model, *others) for each in module.parameters()]
+    sizes = [(each.numel(), each.numel() * each.element_size()) for each in parameters]
     return ModelFacts(
         architecture=type(model).__name__,
         device=str(parameter.device),

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from media.decoder.process import RATE, Audio
 from media.messages import ModelFacts, Segment, TokenLogprob, Transcribe
-from media.worker.loading import UnsupportedModelError, load_pretrained, model_facts
+from media.worker.loading import WORD_START, UnsupportedModelError, load_pretrained, model_facts
 from media.worker.whisper import compression_ratio
 
 MAX_PIECE_S, MIN_PIECE_S = 30.0, 20.0  # a piece ends at the quietest place between them
@@ -27,7 +27,6 @@ CTC_ENDING = "ForCTC"
 OTHER_CLASSES = ("ParakeetForTDT", "ParakeetForRNNT", "MoonshineForConditionalGeneration")
 MIN_SAMPLES = RATE // 10  # convolutions need some
 TOKENS_PER_S = 6.5  # at most, as Moonshine's authors limit it
-WORD_START = "\u2581"  # in names of tokens of sentencepiece
 
 
 @dataclass(frozen=True, slots=True)

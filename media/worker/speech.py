@@ -5,22 +5,28 @@ Text is split into sentences, and each is spoken by itself, so that the first is
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from core.errors import MillmError
 from media.messages import ModelFacts, Speak
 from media.sentences import sentences
-from media.worker.loading import load_pretrained, model_facts
+from media.worker.loading import WORD_START, UnsupportedModelError, load_pretrained, model_facts
 
 Samples = npt.NDArray[np.float32]
 Speaker = int | str | tuple[float, ...] | None
 PAUSE_S = 0.15  # between sentences
+SPEEDS = (0.25, 4.0)
+FASTSPEECH2_RATE = 22_050  # Hz; the class's configuration does not name it
+MAX_QUOTED = 60  # characters of a speaker in a message
 
 
 class SpeakerError(MillmError):
@@ -28,6 +34,13 @@ class SpeakerError(MillmError):
 
     code = "invalid_value"
     param = "voice"
+
+
+class InputError(MillmError):
+    """The model cannot speak the text."""
+
+    code = "invalid_value"
+    param = "input"
 
 
 class Voice(Protocol):
@@ -41,15 +54,28 @@ class Voice(Protocol):
 
 
 def speak(voice: Voice, request: Speak, check: Callable[[], None]) -> Iterator[Samples]:
-    """Yield the samples of each sentence, with pauses between them. ``check`` is called before each; it may raise."""
+    """Yield the samples of each sentence, with pauses between them. ``check`` is called before each; it may raise.
+
+    Raise InputError if the model finds nothing to speak in the text.
+    """
+    if request.reference is not None:
+        raise SpeakerError("This model cannot imitate a recording; use a voice with a speaker or an embedding.")
+    if not SPEEDS[0] <= request.speed <= SPEEDS[1]:
+        message = f"`speed` must be between {SPEEDS[0]} and {SPEEDS[1]}, got {request.speed}."
+        raise InputError(message, param="speed")
     pause = np.zeros(int(PAUSE_S * voice.sample_rate), dtype=np.float32)
+    has_spoken = False
     for number, sentence in enumerate(sentences(request.text)):
         check()
-        if request.seed is not None:
-            torch.manual_seed(request.seed + number)
+        torch.manual_seed(secrets.randbits(63) if request.seed is None else (request.seed + number) % 2**63)
         samples = voice.speak(sentence, request.speaker, request.speed)
+        if not len(samples):
+            continue
         samples = np.nan_to_num(samples, nan=0.0, posinf=1.0, neginf=-1.0)
-        yield samples if number == 0 else np.concatenate([pause, samples])
+        yield np.concatenate([pause, samples]) if has_spoken else samples
+        has_spoken = True
+    if not has_spoken:
+        raise InputError("The model found nothing to speak in `input`: it knows none of its characters.")
 
 
 class Vits:
@@ -60,12 +86,16 @@ class Vits:
 
         self._model: Any = load_pretrained(VitsModel, path, dtype, device)
         self._tokenizer: Any = AutoTokenizer.from_pretrained(path)
+        if self._tokenizer.phonemize and find_spec("phonemizer") is None:
+            raise UnsupportedModelError("The model needs the package `phonemizer`, which is not installed.")
         config = self._model.config
         self.sample_rate = int(config.sampling_rate)
         self._num_speakers = int(config.num_speakers)
-        names = tuple(map(str, range(self._num_speakers))) if self._num_speakers > 1 else ()
         self.facts = model_facts(
-            self._model, sample_rate=self.sample_rate, speakers=names, abilities=frozenset({"speed"})
+            self._model,
+            sample_rate=self.sample_rate,
+            speakers=numbers(self._num_speakers),
+            abilities=frozenset({"speed"}),
         )
 
     def speak(self, text: str, speaker: Speaker, speed: float) -> Samples:
@@ -73,7 +103,7 @@ class Vits:
         if inputs["input_ids"].shape[-1] == 0:  # nothing that the tokenizer knows
             return np.zeros(0, dtype=np.float32)
         rate = float(self._model.config.speaking_rate) * speed
-        chosen = numbered(speaker, self._num_speakers) if self._num_speakers > 1 else None
+        chosen = numbered(speaker, self._num_speakers)
         with torch.inference_mode():
             output = self._model(**inputs, speaker_id=chosen, speaking_rate=rate)
         return _as_samples(output.waveform[0])
@@ -88,13 +118,17 @@ class SpeechT5:
         self._model: Any = load_pretrained(SpeechT5ForTextToSpeech, path, dtype, device)
         self._vocoder: Any = load_pretrained(SpeechT5HifiGan, path / "vocoder", dtype, device)
         self._tokenizer: Any = SpeechT5Tokenizer.from_pretrained(path)
+        names = (self._tokenizer.unk_token, self._tokenizer.eos_token, WORD_START)
+        self._silent = frozenset(self._tokenizer.convert_tokens_to_ids(list(names)))  # tokens without a sound
         self.sample_rate = int(self._vocoder.config.sampling_rate)
-        self.facts = model_facts(self._model, sample_rate=self.sample_rate)
+        self.facts = model_facts(self._model, self._vocoder, sample_rate=self.sample_rate)
 
     def speak(self, text: str, speaker: Speaker, speed: float) -> Samples:
         ids = self._tokenizer(text=text, return_tensors="pt").input_ids.to(self._model.device)
+        if self._silent.issuperset(ids[0].tolist()):
+            return np.zeros(0, dtype=np.float32)
         width = int(self._model.config.speaker_embedding_dim)
-        embedding = torch.tensor([embedded(speaker, width)], device=self._model.device, dtype=self._model.dtype)
+        embedding = embedded(speaker, width).to(self._model.device, self._model.dtype)
         with torch.inference_mode():
             samples = self._model.generate_speech(ids, embedding, vocoder=self._vocoder)
         return stretched(_as_samples(samples), speed)
@@ -109,18 +143,16 @@ class Bark:
         self._model: Any = load_pretrained(BarkModel, path, dtype, device)
         self._processor: Any = AutoProcessor.from_pretrained(path)
         self.sample_rate = int(self._model.generation_config.sample_rate)
-        self._presets = tuple(
-            sorted(name for name in (self._processor.speaker_embeddings or {}) if "/" in name or "_" in name)
-        )
+        self._presets = tuple(sorted(self._processor.available_voice_presets))
         self.facts = model_facts(self._model, sample_rate=self.sample_rate, speakers=self._presets)
 
     def speak(self, text: str, speaker: Speaker, speed: float) -> Samples:
-        preset = None
-        if speaker is not None:
-            if speaker not in self._presets:
-                raise SpeakerError(f"The model has no speaker `{speaker}`.")
-            preset = speaker
-        inputs = self._processor(text, voice_preset=preset).to(self._model.device)
+        if speaker is not None and speaker not in self._presets:
+            raise SpeakerError(f"The model has no speaker `{quoted(speaker)}`.")
+        try:
+            inputs = self._processor(text, voice_preset=speaker).to(self._model.device)
+        except (OSError, ValueError) as error:
+            raise SpeakerError(f"The files of the speaker `{speaker}` cannot be read.") from error
         with torch.inference_mode():
             samples = self._model.generate(**inputs)[0]
         return stretched(_as_samples(samples), speed)
@@ -129,23 +161,23 @@ class Bark:
 class FastSpeech2:
     """FastSpeech2Conformer with its HiFi-GAN in one checkpoint. Speakers are numbers."""
 
-    def __init__(self, path: Path, dtype: str, device: str) -> None:
+    def __init__(self, path: Path, dtype: str, device: str, tokenizer: Any = None) -> None:
         from transformers import FastSpeech2ConformerTokenizer, FastSpeech2ConformerWithHifiGan
 
+        if tokenizer is None and find_spec("g2p_en") is None:
+            raise UnsupportedModelError("The model needs the package `g2p-en`, which is not installed.")
         self._model: Any = load_pretrained(FastSpeech2ConformerWithHifiGan, path, dtype, device)
-        self._tokenizer: Any = FastSpeech2ConformerTokenizer.from_pretrained(path)
-        self.sample_rate = int(self._model.config.vocoder_config.sampling_rate)
-        self._num_speakers = int(self._model.config.model_config.num_speakers or 0)
-        self.facts = model_facts(self._model, sample_rate=self.sample_rate)
+        self._tokenizer: Any = tokenizer or FastSpeech2ConformerTokenizer.from_pretrained(path)
+        self.sample_rate = int(getattr(self._model.config.vocoder_config, "sampling_rate", FASTSPEECH2_RATE))
+        self._num_speakers = int(self._model.config.model_config.num_speakers or 1)
+        self.facts = model_facts(self._model, sample_rate=self.sample_rate, speakers=numbers(self._num_speakers))
 
     def speak(self, text: str, speaker: Speaker, speed: float) -> Samples:
         ids = self._tokenizer(text, return_tensors="pt").input_ids.to(self._model.device)
-        more = {}
-        if self._num_speakers > 1:
-            number = numbered(speaker, self._num_speakers)
-            more["speaker_ids"] = torch.tensor([[number]], device=self._model.device)
+        number = numbered(speaker, self._num_speakers)
+        chosen = None if number is None else torch.tensor([[number]], device=self._model.device)
         with torch.inference_mode():
-            samples = self._model(ids, return_dict=True, **more).waveform[0]
+            samples = self._model(ids, speaker_ids=chosen, return_dict=True).waveform[0]
         return stretched(_as_samples(samples), speed)
 
 
@@ -157,8 +189,17 @@ CLASSES: dict[str, Callable[[Path, str, str], Voice]] = {
 }
 
 
-def numbered(speaker: Speaker, num_speakers: int) -> int:
-    """Return the number of a speaker; 0 by default."""
+def numbers(num_speakers: int) -> tuple[str, ...]:
+    """Return the names of numbered speakers; none where there is one."""
+    return tuple(map(str, range(num_speakers))) if num_speakers > 1 else ()
+
+
+def numbered(speaker: Speaker, num_speakers: int) -> int | None:
+    """Return the number of a speaker, 0 by default. None: the model has one speaker."""
+    if num_speakers <= 1:
+        if speaker is not None:
+            raise SpeakerError(f"The model has one speaker, got `{quoted(speaker)}`.")
+        return None
     if speaker is None:
         return 0
     try:
@@ -166,17 +207,24 @@ def numbered(speaker: Speaker, num_speakers: int) -> int:
     except (TypeError, ValueError):
         number = -1
     if not 0 <= number < num_speakers:
-        raise SpeakerError(f"The speaker must be between 0 and {num_speakers - 1}, got `{speaker}`.")
+        raise SpeakerError(f"The speaker must be between 0 and {num_speakers - 1}, got `{quoted(speaker)}`.")
     return number
 
 
-def embedded(speaker: Speaker, width: int) -> tuple[float, ...]:
-    """Return the speaker's embedding; zeros by default."""
+def embedded(speaker: Speaker, width: int) -> Tensor:
+    """Return the speaker's embedding, ``[1, width]``; zeros by default."""
     if speaker is None:
-        return (0.0,) * width
+        return torch.zeros(1, width)
     if not isinstance(speaker, tuple) or len(speaker) != width:
         raise SpeakerError(f"The speaker must be an embedding of {width} numbers.")
-    return speaker
+    embedding = torch.tensor([speaker], dtype=torch.float32)
+    if not embedding.isfinite().all():
+        raise SpeakerError("The speaker's embedding must have finite numbers only.")
+    return embedding
+
+
+def quoted(speaker: Speaker) -> str:
+    return str(speaker)[:MAX_QUOTED]
 
 
 def stretched(samples: Samples, speed: float) -> Samples:

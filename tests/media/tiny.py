@@ -236,7 +236,7 @@ SMALL_VOCODER = {
 }
 
 
-def save_vits(folder: Path, *, num_speakers: int = 1) -> Path:
+def save_vits(folder: Path, *, num_speakers: int = 1, phonemize: bool = False) -> Path:
     """Save a random VITS that reads lower-case letters."""
     from transformers import VitsConfig, VitsModel, VitsTokenizer
 
@@ -259,7 +259,7 @@ def save_vits(folder: Path, *, num_speakers: int = 1) -> Path:
         **SMALL_VOCODER,
     )
     VitsModel(config).save_pretrained(folder)
-    tokenizer = VitsTokenizer(str(save_words(folder, names)), pad_token="_", phonemize=False, language="eng")
+    tokenizer = VitsTokenizer(str(save_words(folder, names)), pad_token="_", phonemize=phonemize, language="eng")
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -305,12 +305,18 @@ def save_speecht5(folder: Path) -> Path:
         speech_decoder_postnet_layers=2,
         speech_decoder_postnet_units=16,
         speaker_embedding_dim=8,
+        initializer_range=0.3,
         num_conv_pos_embeddings=16,
         num_conv_pos_embedding_groups=2,
         **SMALL_CONVOLUTIONS,
     )
-    SpeechT5ForTextToSpeech(config).save_pretrained(folder)
-    SpeechT5HifiGan(SpeechT5HifiGanConfig(model_in_dim=8, **SMALL_VOCODER)).save_pretrained(folder / "vocoder")
+    model: Any = SpeechT5ForTextToSpeech(config)
+    with torch.no_grad():
+        model.speech_decoder_postnet.prob_out.bias -= 3.0  # of the end, so that it speaks longer
+    model.save_pretrained(folder)
+    SpeechT5HifiGan(SpeechT5HifiGanConfig(model_in_dim=8, initializer_range=0.3, **SMALL_VOCODER)).save_pretrained(
+        folder / "vocoder"
+    )
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -335,7 +341,7 @@ def save_bark(folder: Path) -> Path:
     )
 
     torch.manual_seed(0)
-    sizes = {"num_layers": 1, "num_heads": 2, "hidden_size": 16, "block_size": 128}
+    sizes = {"num_layers": 1, "num_heads": 2, "hidden_size": 16, "block_size": 128, "initializer_range": 0.5}
     codec = EncodecConfig(
         num_filters=4,
         hidden_size=16,
@@ -422,7 +428,7 @@ def save_fastspeech2(folder: Path) -> Path:
         num_speakers=2,
         speaker_embed_dim=None,
     )
-    vocoder = FastSpeech2ConformerHifiGanConfig(model_in_dim=8, **SMALL_VOCODER)
+    vocoder = FastSpeech2ConformerHifiGanConfig(model_in_dim=8, initializer_range=0.3, **SMALL_VOCODER)
     config = FastSpeech2ConformerWithHifiGanConfig(model_config=model.to_dict(), vocoder_config=vocoder.to_dict())
     FastSpeech2ConformerWithHifiGan(config).save_pretrained(folder)
     return folder
