@@ -29,6 +29,7 @@ from openai_api.http.json_body import read_json_object
 from openai_api.media.forms import last_value, one_file, read_media_form
 from openai_api.media.run import MediaRun, stream_bytes, stream_events
 from openai_api.media.schemas import (
+    DEFAULT_VOICE,
     MAX_INPUT,
     MAX_VOICE,
     AudioForm,
@@ -49,10 +50,9 @@ CONTENT_TYPES: dict[AudioFormat, str] = {
     "wav": "audio/wav",
 }
 OPENAI_VOICES = (
-    *("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage", "shimmer"),
+    *(DEFAULT_VOICE, "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage", "shimmer"),
     "verse",
 )
-DEFAULT_VOICE = OPENAI_VOICES[0]
 PLAIN = "text/plain; charset=utf-8"
 
 

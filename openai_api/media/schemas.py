@@ -16,6 +16,7 @@ from openai_api.schemas.base import IGNORED, NO_NUL, Harmless, Part, RequestSche
 
 MAX_INPUT = 4_096  # characters of a speech request
 MAX_VOICE = 100
+DEFAULT_VOICE = "alloy"
 MAX_PROMPT = 20_000  # characters; the model reads the last 224 tokens
 User = Annotated[str | None, Field(max_length=512)]
 
@@ -88,15 +89,20 @@ class TranscriptionForm(AudioForm):
             raise invalid("`include` requires `response_format` to be `json`.", param="include")
 
 
-class VoiceId(Part):
-    id: str = Field(max_length=MAX_VOICE, pattern=NO_NUL)
+def _voice_id(value: Any) -> Any:
+    """Return the id of a voice that is given as an object."""
+    return value.get("id") if isinstance(value, dict) else value
 
 
 class SpeechRequest(RequestSchema):
     model: str = ""
     input: str = Field(min_length=1, description="At most 4096 characters, or what the model's parameters say.")
-    voice: Annotated[str, Field(max_length=MAX_VOICE, pattern=NO_NUL)] | VoiceId = Field(
-        "alloy", description="The name of a voice, or an object with its `id`."
+    voice: Annotated[str, BeforeValidator(_voice_id)] = Field(
+        DEFAULT_VOICE,
+        max_length=MAX_VOICE,
+        pattern=NO_NUL,
+        description="The name of a voice, or an object with its `id`.",
+        json_schema_extra={"type": ["string", "object"]},
     )
     response_format: AudioFormat | None = None
     speed: float | None = Field(None, ge=0.25, le=4.0)
