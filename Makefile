@@ -1,6 +1,6 @@
 # miLLM: everything starts here. Needs make, sh and Python >= 3.11; all state lies in .venv/ and in MILLM_HOME (var/).
 #
-#   make run      serve the demo on HOST:PORT (127.0.0.1:8000)
+#   make run      serve the demo on HOST:PORT (127.0.0.1:8000); with MEDIA=1 also models for audio, images and videos
 #   make test     all tests (ARGS="..." goes to pytest)
 #   make test-fast   the unit layer: without tests marked slow, live servers, browsers, tests/benchmarks, clients, e2e and platform
 #   make test-all    `make test` with all combinations of parameters, where it tests pairs of values
@@ -35,12 +35,12 @@ CLIENTS_VENV := .venv-clients
 CLIENTS := openai litellm lm-eval llm-comply openai-resources
 NODE_CLIENTS := tests/clients/node
 SLOW_FOLDERS := benchmarks clients e2e platform
-PACKAGES := core audit jobs inference steering storage openai_api management_api console millm_site tools
+PACKAGES := core audit jobs inference steering storage media openai_api management_api console millm_site tools
 
 .PHONY: run test test-all test-fast faults test-clients clients check bench bench-full bench-gpu bench-check soak screenshots readme-images setup oracles pins clean chromium
 .DELETE_ON_ERROR:
 
-run: $(VENV)/.runtime
+run: $(VENV)/.runtime $(if $(MEDIA),$(VENV)/.media)
 	@MILLM_HOST='$(HOST)' MILLM_PORT='$(PORT)' MILLM_AUTH="$${MILLM_AUTH:-loopback}" \
 		exec $(BIN)/python manage.py serve --setup --measure-demo
 
@@ -129,8 +129,11 @@ $(BIN)/python:
 $(VENV)/.runtime: pyproject.toml constraints.txt | $(BIN)/python
 	$(call install,p["dependencies"])
 
+$(VENV)/.media: pyproject.toml constraints.txt $(VENV)/.runtime
+	$(call install,p["optional-dependencies"]["media"])
+
 $(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.runtime
-	$(call install,p["dependencies"] + p["optional-dependencies"]["dev"])
+	$(call install,p["dependencies"] + p["optional-dependencies"]["media"] + p["optional-dependencies"]["dev"])
 
 $(VENV)/.oracles: pyproject.toml constraints.txt $(VENV)/.dev
 	$(call install,p["optional-dependencies"]["oracles"])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from core.errors import MillmError
 from inference.client import BACKGROUND_PRIORITY, GenerationRequest, SamplingParams, get_client
-from inference.registry.model_card import ModelCard
+from inference.registry.model_card import Card, ModelCard
 from inference.registry.registry import get_registry
 from inference.runs import Run
 from jobs.errors import JobError
@@ -65,10 +65,10 @@ def warm(job: RunningJob) -> dict[str, Any]:
     return {"model": ready.record.name, "kind": ready.kind}
 
 
-async def _load_and_generate(name: str) -> ModelCard:
+async def _load_and_generate(name: str) -> Card:
     """Load and generate in one event loop, because the futures of the load belong to it."""
-    ready = await get_registry().ready(name)
-    if ready.kind == "generation":
+    ready = await get_registry().ready_card(name)
+    if isinstance(ready, ModelCard) and ready.kind == "generation":
         await _generate(ready)
     return ready
 

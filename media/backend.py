@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from core.errors import MillmError
 from core.runtime import Service
-from inference.registry.media import NEEDS_EXTRA, LoadedMedia, MediaUnavailableError
+from inference.registry.media import NEEDS_EXTRA, LoadedMedia, MediaRestartingError, MediaUnavailableError
 from inference.registry.registry import get_registry
-from media.client import MediaClient
+from media.client import MediaClient, WorkerBusyError
 from media.messages import ModelSpec
 
 if TYPE_CHECKING:
@@ -25,7 +25,10 @@ class WorkerBackend:
         self.client = client
 
     def load(self, spec: EngineSpec) -> LoadedMedia:
-        facts = self.client.load(_worker_spec(spec)).result()
+        try:
+            facts = self.client.load(_worker_spec(spec)).result()
+        except WorkerBusyError as error:
+            raise MediaRestartingError(error.message) from error
         return LoadedMedia(spec.name, facts.device, facts.memory_bytes, facts)
 
     def unload(self, name: str) -> None:

@@ -24,6 +24,13 @@ class MediaUnavailableError(EngineError):
     code = "media_not_installed"
 
 
+class MediaRestartingError(EngineError):
+    """The process of media models has died and is about to be restarted. The load is tried again."""
+
+    status = 503
+    code = "media_worker_died"
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedMedia:
     """A loaded media model. ``facts``: what its requests can ask for."""

@@ -39,7 +39,7 @@ from inference.registry.loads import (
     RunningLoad,
     RunningLoads,
 )
-from inference.registry.media import MEDIA_BACKEND, LoadedMedia
+from inference.registry.media import MEDIA_BACKEND, LoadedMedia, MediaRestartingError
 from inference.registry.memory_plan import LoadedEntry, LoadedModels, MemoryBudget, MemoryPlan, ModelsBusyError
 from inference.registry.model_card import (
     Card,
@@ -334,7 +334,7 @@ class ModelRegistry:
             write_state(record.pk, LanguageModel.State.LOADING)
             with self._running.track(name) as running:
                 found = self._load_now(LanguageModel.objects.get(pk=record.pk), running)
-        except ModelsBusyError as error:
+        except (ModelsBusyError, MediaRestartingError) as error:
             if self._loads.age_s(load) < self._load_timeout_s:
                 self._try_again(load)
                 return

@@ -131,6 +131,8 @@ class Worker:
                 return self._models[request.model].generate(request, self._emit, lambda: self._check(request.task))
 
     def _transcribe(self, request: Transcribe) -> dict[str, Any]:
+        from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
         from media.decoder.process import decoded_audio
 
         def check() -> None:
@@ -145,7 +147,7 @@ class Worker:
                     continue
                 self._emit(found)
                 self._emit(Progress(request.task, found.end, audio.seconds))
-            return {"language": language, "seconds": audio.seconds}
+            return {"language": LANGUAGES.get(language, language), "seconds": audio.seconds}
 
     def _speak(self, request: Speak) -> dict[str, Any]:
         from media.worker.encoding import AudioEncoder, encode_audio

@@ -48,7 +48,11 @@ def decoded(data: bytes) -> tuple[str, int, float]:
     """Return the container, the rate and the seconds of a sound."""
     with av.open(io.BytesIO(data)) as container:
         frames = list(container.decode(audio=0))
-        return container.format.name, frames[0].sample_rate, sum(frame.samples for frame in frames) / frames[0].sample_rate
+        return (
+            container.format.name,
+            frames[0].sample_rate,
+            sum(frame.samples for frame in frames) / frames[0].sample_rate,
+        )
 
 
 async def test_wav_has_its_length(speech: Api) -> None:
