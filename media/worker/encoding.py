@@ -52,6 +52,8 @@ class AudioEncoder:
             header = b"" if self._has_header else wav_header(self._rate)
             self._has_header = True
             return header + _pcm(samples)
+        if not len(samples):  # PyAV cannot make a frame of none
+            return b""
         frame = av.AudioFrame.from_ndarray(samples.astype(np.float32)[None], format="fltp", layout="mono")
         frame.sample_rate = self._rate
         self._write(frame)
