@@ -25,7 +25,21 @@ from pathlib import Path
 from typing import Any, Self
 
 from core.errors import MillmError
-from media.messages import Cancel, Done, Event, Failed, Load, ModelFacts, ModelSpec, Task, Unload
+from media import metrics
+from media.messages import (
+    Cancel,
+    Done,
+    Event,
+    Failed,
+    GenerateImages,
+    GenerateVideo,
+    Load,
+    ModelFacts,
+    ModelSpec,
+    Progress,
+    Task,
+    Unload,
+)
 
 logger = logging.getLogger(__name__)
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,6 +68,7 @@ class _OpenTask:
     sink: Sink
     model: str | None = None
     is_load: bool = False
+    has_steps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +150,7 @@ class MediaClient:
         self._not_before = 0.0
         self._numbers = itertools.count(1)
         self._is_stopped = False
+        metrics.OPEN.set_function(lambda: self.num_open)
 
     @property
     def pid(self) -> int | None:
@@ -223,7 +239,12 @@ class MediaClient:
                 self._start()
             if len(self._tasks) >= MAX_OPEN:
                 raise WorkerBusyError(f"{MAX_OPEN} media requests are waiting. Try again later.", retry_after_s=RETRY_S)
-            self._tasks[request.task] = _OpenTask(sink, getattr(request, "model", None), isinstance(request, Load))
+            self._tasks[request.task] = _OpenTask(
+                sink,
+                getattr(request, "model", None),
+                is_load=isinstance(request, Load),
+                has_steps=isinstance(request, GenerateImages | GenerateVideo),
+            )
             self._write(request)
 
     def _start(self) -> None:
@@ -267,6 +288,7 @@ class MediaClient:
                 is_last = isinstance(event, Done | Failed)
                 task = self._tasks.pop(event.task, None) if is_last else self._tasks.get(event.task)
             if task is not None:
+                _count(task, event)
                 task.sink(event)
         self._end(worker)
 
@@ -289,6 +311,7 @@ class MediaClient:
             was_healthy = now - worker.started_at > HEALTHY_S
             self._pause_s = FIRST_PAUSE_S if was_healthy else min(2 * self._pause_s, LONGEST_PAUSE_S)
             self._not_before = now + self._pause_s
+        metrics.DEATHS.inc()
         logger.error("The media worker ended with %d; %d requests failed.", code, len(tasks))
         _fail(tasks, WorkerDiedError("The media worker crashed. Try again."))
         self._on_death(models)
@@ -309,6 +332,18 @@ class MediaClient:
         if not ended.cancelled() and ended.exception() is None:
             with self._lock:
                 self._models.add(name)
+
+
+def _count(task: _OpenTask, event: Event) -> None:
+    """Count what the task has done, for the metrics."""
+    if task.model is None:
+        return
+    if isinstance(event, Progress) and task.has_steps:
+        metrics.STEPS.labels(task.model).inc()
+    elif isinstance(event, Done):
+        metrics.BUSY.labels(task.model).inc(event.busy_s)
+        if isinstance(event.result, dict) and "seconds" in event.result:
+            metrics.AUDIO.labels(task.model).inc(event.result["seconds"])
 
 
 def _fail(tasks: Mapping[str, _OpenTask], error: MillmError) -> None:

@@ -215,9 +215,10 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class Done(Event):
-    """The task's end. ``result``: :class:`ModelFacts`, or facts by name."""
+    """The task's end. ``result``: :class:`ModelFacts`, or facts by name. ``busy_s``: the time that it computed."""
 
     result: Any = None
+    busy_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

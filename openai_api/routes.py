@@ -6,6 +6,7 @@ URL patterns, key scopes, the endpoints' names in the request log and the OpenAP
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from django.http.response import HttpResponseBase
 from django.urls import re_path
@@ -64,9 +65,9 @@ from openai_api.endpoints.vector_stores import (
     update_vector_store,
 )
 from openai_api.http.call import Call
-from openai_api.http.endpoint import endpoint
+from openai_api.http.endpoint import Handler, endpoint
 from openai_api.http.errors import anthropic_error, unknown_url
-from openai_api.http.route import Route, url_patterns
+from openai_api.http.route import Method, Route, url_patterns
 from openai_api.http.signed_links import is_signed
 from openai_api.keys.scopes import Scope
 from openai_api.media.audio import (
@@ -77,6 +78,7 @@ from openai_api.media.audio import (
     list_voices,
 )
 from openai_api.media.forms import form_schema
+from openai_api.media.run import needs_media
 from openai_api.media.schemas import AudioForm, SpeechRequest, TranscriptionBody, TranscriptionForm, VoiceListBody
 from openai_api.openapi.parameters import (
     FILE_FORM,
@@ -212,13 +214,19 @@ from openai_api.stored_chats.endpoints import delete_stored_chat, get_chat, list
 app_name = "openai_api"
 CHUNKS = "The completion. With `stream`, its chunks as server-sent events."
 
+
+def _media(method: Method, path: str, handler: Handler, name: str, summary: str, **fields: Any) -> Route:
+    """Return a route that answers 501 where the packages for media are not installed."""
+    return Route(method, path, needs_media(handler), name, summary, scope=Scope.MEDIA, **fields)
+
+
 _generation = partial(Route, tag="Generation")
 _responses = partial(Route, tag="Responses")
 _embeddings = partial(Route, tag="Embeddings")
 _features = partial(Route, tag="Features", scope=Scope.FEATURES)
 _models = partial(Route, tag="Models", scope=None)  # every key may list the models it may use
 _files = partial(Route, tag="Files", scope=Scope.FILES)
-_audio = partial(Route, tag="Audio", scope=Scope.MEDIA)
+_audio = partial(_media, tag="Audio")
 _batches = partial(Route, tag="Batches", scope=Scope.FILES)
 _stores = partial(Route, tag="Vector stores", scope=Scope.FILES)
 _anthropic = partial(Route, tag="Anthropic", error_body=anthropic_error)

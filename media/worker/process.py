@@ -18,6 +18,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -103,7 +104,9 @@ class Worker:
         """Run the task and return its last event."""
         try:
             self._check(request.task)
-            return Done(request.task, self._run(request))
+            began = time.monotonic()
+            result = self._run(request)
+            return Done(request.task, result, time.monotonic() - began)
         except MillmError as error:
             return Failed(request.task, error.code or "server_error", error.message, error.status, error.param)
         except Exception as error:

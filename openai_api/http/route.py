@@ -17,6 +17,7 @@ from openai_api.schemas.base import ListQuery, RequestSchema
 _PREFIX = "/v1/"
 _PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
 Schema = Mapping[str, Any]
+Method = Literal["GET", "POST", "DELETE"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Route:
     derived from it. ``name`` and ``summary`` are those of the operation.
     """
 
-    method: Literal["GET", "POST", "DELETE"]
+    method: Method
     path: str
     handler: Handler
     name: str

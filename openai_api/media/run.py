@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import wraps
 from typing import Any
 
 from django.http import StreamingHttpResponse
@@ -19,8 +20,20 @@ from media.messages import Done, Event, Task
 from openai_api.backend import get_backend
 from openai_api.generation.reply import begun, streamed
 from openai_api.http.call import Call
+from openai_api.http.endpoint import Handler
 from openai_api.http.errors import client_error, openai_error, timed_out
 from openai_api.http.sse import DONE, PING, EventSource, data_event
+
+
+def needs_media(handler: Handler) -> Handler:
+    """Return the handler behind a check that the packages for media are installed."""
+
+    @wraps(handler)
+    async def checked(call: Call, **values: Any) -> HttpResponseBase:
+        runtime.get(MEDIA_CLIENT)  # raises MillmError 501
+        return await handler(call, **values)
+
+    return checked
 
 
 class MediaRun:

@@ -46,7 +46,7 @@ async def body_of(response: Any) -> bytes:
 
 def decoded(data: bytes) -> tuple[str, int, float]:
     """Return the container, the rate and the seconds of a sound."""
-    with av.open(io.BytesIO(data)) as container:
+    with av.open(io.BytesIO(data), "r") as container:
         frames = list(container.decode(audio=0))
         return (
             container.format.name,
