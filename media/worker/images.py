@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,16 @@ class UnsupportedError(MillmError):
 
 
 class InvalidSizeError(MillmError):
-    """The pipeline cannot make images of that size."""
+    """The pipeline cannot make images or videos of that size."""
 
     code = "invalid_size"
     param = "size"
+
+
+class RefusedError(MillmError):
+    """The pipeline refuses the values of the request."""
+
+    code = "invalid_value"
 
 
 class Images:
@@ -73,8 +79,7 @@ class Images:
         for index in range(request.num_images):
             generator = torch.Generator("cpu").manual_seed((request.seed + index) % 2**63)
             steps = _Steps(pipeline, request, index, emit, check, (width, height))
-            with torch.inference_mode():
-                output = pipeline(**inputs, generator=generator, callback_on_step_end=steps)
+            output = run(pipeline, {**inputs, "generator": generator}, steps)
             picture = encode_image(output.images[0], request.image_format, request.compression)
             emit(Picture(request.task, index, picture))
 
@@ -110,6 +115,25 @@ class Images:
             except (ValueError, TypeError):
                 self._variants[variant] = None
         return self._variants[variant]
+
+
+def run(pipeline: Any, inputs: Mapping[str, Any], after_step: Callable[..., dict[str, Any]]) -> Any:
+    """Run a pipeline. Raise RefusedError for inputs that it refuses, which it does before its first step."""
+    has_begun = False
+
+    def count(*values: Any) -> dict[str, Any]:
+        nonlocal has_begun
+        has_begun = True
+        return after_step(*values)
+
+    try:
+        with torch.inference_mode():
+            return pipeline(**inputs, callback_on_step_end=count)
+    except ValueError as error:
+        if has_begun:
+            raise
+        kind = InvalidSizeError if "divisible" in str(error) else RefusedError
+        raise kind(f"The model refused the request: {error}") from error
 
 
 def sampling_inputs(request: GenerateImages, pipeline: Any, variant: str) -> dict[str, Any]:

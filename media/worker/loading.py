@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ def load_pipeline(kind: Any, path: Path, dtype: str, device: str) -> Any:
     """Return a pipeline of diffusers without progress bars. ``auto`` means float32 on a CPU, bfloat16 on a GPU."""
     chosen = DTYPES.get(dtype) or (torch.float32 if device == "cpu" else torch.bfloat16)
     pipeline = kind.from_pretrained(path, dtype=chosen, use_safetensors=True, local_files_only=True).to(device)
+    if "callback_on_step_end" not in inspect.signature(type(pipeline).__call__).parameters:
+        raise UnsupportedModelError(f"{type(pipeline).__name__} is not supported: it cannot be stopped between steps.")
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 

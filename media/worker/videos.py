@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image as PillowImage
 
 from media.messages import GenerateVideo, ModelFacts, Progress
 from media.worker.encoding import write_video
-from media.worker.images import Emit, UnsupportedError, decoded, rgb
+from media.worker.images import Emit, UnsupportedError, decoded, rgb, run
 from media.worker.loading import load_pipeline, pipeline_facts
 
 IMAGE_ONLY = frozenset({"CogVideoXImageToVideoPipeline", "WanImageToVideoPipeline", "HunyuanVideoImageToVideoPipeline"})
@@ -53,17 +54,11 @@ class Videos:
             if pipeline is None:
                 raise UnsupportedError("This model makes videos from text only.", param="input_reference")
         inputs = self._inputs(request, pipeline, check)
-        with torch.inference_mode(), self._shifted(pipeline, request.flow_shift):
-            output = pipeline(
-                **inputs,
-                generator=torch.Generator("cpu").manual_seed(request.seed),
-                callback_on_step_end=_progress(request, emit, check),
-                output_type="np",
-            )
-        frames = (np.clip(output.frames[0], 0.0, 1.0) * 255.0).round().astype(np.uint8)
-        for video_format, path in request.outputs.items():
-            check()
-            write_video(iter(frames), path, request.fps, video_format)
+        inputs["generator"] = torch.Generator("cpu").manual_seed(request.seed % 2**63)
+        with self._shifted(pipeline, request.flow_shift):
+            output = run(pipeline, {**inputs, "output_type": "np"}, _progress(request, emit, check))
+        frames = (np.clip(np.nan_to_num(output.frames[0]), 0.0, 1.0) * 255.0).round().astype(np.uint8)
+        write_files(frames, request, check)
         return {"num_frames": len(frames), "width": frames.shape[2], "height": frames.shape[1]}
 
     @property
@@ -103,6 +98,8 @@ class Videos:
             "num_frames": request.num_frames,
             **{name: value for name, value in given.items() if value is not None},
         }
+        if "frame_rate" in _parameters(pipeline):  # LTX's motion depends on it
+            inputs["frame_rate"] = request.fps
         if request.image is not None:
             image = decoded(request.image, "input_reference", check)
             size = (request.width, request.height)
@@ -127,6 +124,23 @@ class Videos:
         pipeline = kind(**{name: part for name, part in parts.items() if name in names})
         pipeline.set_progress_bar_config(disable=True)
         return pipeline
+
+
+def write_files(frames: npt.NDArray[np.uint8], request: GenerateVideo, check: Callable[[], None]) -> None:
+    """Write the video in each format, or nothing. ``check`` is called at each frame; it may raise to stop."""
+
+    def checked() -> Iterator[npt.NDArray[np.uint8]]:
+        for frame in frames:
+            check()
+            yield frame
+
+    try:
+        for video_format, path in request.outputs.items():
+            write_video(checked(), path, request.fps, video_format)
+    except BaseException:
+        for path in request.outputs.values():
+            path.unlink(missing_ok=True)
+        raise
 
 
 def _parameters(pipeline: Any) -> Mapping[str, inspect.Parameter]:
