@@ -78,6 +78,14 @@ from openai_api.media.audio import (
     list_voices,
 )
 from openai_api.media.forms import form_schema
+from openai_api.media.image_schemas import (
+    ImageEditForm,
+    ImageEventBody,
+    ImageRequest,
+    ImagesBody,
+    ImageVariationForm,
+)
+from openai_api.media.images import create_image, edit_image, vary_image
 from openai_api.media.run import needs_media
 from openai_api.media.schemas import AudioForm, SpeechRequest, TranscriptionBody, TranscriptionForm, VoiceListBody
 from openai_api.openapi.parameters import (
@@ -227,6 +235,7 @@ _features = partial(Route, tag="Features", scope=Scope.FEATURES)
 _models = partial(Route, tag="Models", scope=None)  # every key may list the models it may use
 _files = partial(Route, tag="Files", scope=Scope.FILES)
 _audio = partial(_media, tag="Audio")
+_images = partial(_media, tag="Images", response=ImagesBody)
 _batches = partial(Route, tag="Batches", scope=Scope.FILES)
 _stores = partial(Route, tag="Vector stores", scope=Scope.FILES)
 _anthropic = partial(Route, tag="Anthropic", error_body=anthropic_error)
@@ -336,6 +345,14 @@ ROUTES = (
         response=VoiceListBody),
     _audio("GET", "/v1/audio/models", list_speech_models, "listSpeechModels", "List speech models",
         response=ModelListBody),
+
+    _images("POST", "/v1/images/generations", create_image, "createImage", "Create images from a prompt",
+        request=ImageRequest, events=ImageEventBody, errors=(501, 502, 504)),
+    _images("POST", "/v1/images/edits", edit_image, "createImageEdit", "Edit an image",
+        form=form_schema(ImageEditForm, file="image", more_files=("mask",)), events=ImageEventBody,
+        errors=(501, 502, 504)),
+    _images("POST", "/v1/images/variations", vary_image, "createImageVariation", "Create variations of an image",
+        form=form_schema(ImageVariationForm, file="image"), errors=(501, 502, 504)),
 
     _batches("GET", "/v1/batches", list_batches, "listBatches", "List batches",
         response=BatchListBody, query=ListQuery),

@@ -101,6 +101,13 @@ def decode_image(path: Path, *, max_pixels: int, check: Callable[[], None] = _no
     return Image(header.width, header.height, pixels, header.has_alpha)
 
 
+def image_size(path: Path, *, max_pixels: int) -> tuple[int, int]:
+    """Decode an image file, and return its width and height. Raise DecodeError."""
+    with Path(os.devnull).open("wb") as nothing:
+        header = _run(path, Task("image", MIN_CPU_S, MEMORY, max_pixels=max_pixels), nothing, 4 * max_pixels, _nothing)
+    return header.width, header.height
+
+
 def _run(path: Path, task: Task, spool: IO[bytes], max_bytes: int, check: Callable[[], None]) -> Header:
     """Write the decoder's data into ``spool`` and return its header."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")

@@ -139,6 +139,10 @@ def run(pipeline: Any, inputs: Mapping[str, Any], after_step: Callable[..., dict
 def sampling_inputs(request: GenerateImages, pipeline: Any, variant: str) -> dict[str, Any]:
     """Return the arguments of the pipeline for fields of the request. Raise UnsupportedError for one it lacks."""
     known = inspect.signature(pipeline.__call__).parameters
+    limit = getattr(pipeline.scheduler, "alphas_cumprod", ())  # by step of the training; the last step may be missing
+    if request.steps is not None and 0 < len(limit) <= request.steps:
+        message = f"`steps` must be less than {len(limit)} for this model, got {request.steps}."
+        raise UnsupportedError(message, code="invalid_value", param="steps")
     strength = request.strength
     if strength is not None and variant != "text":
         steps = request.steps or known["num_inference_steps"].default

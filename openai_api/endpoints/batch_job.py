@@ -39,6 +39,8 @@ from openai_api.http.endpoint import Handler, answer_as
 from openai_api.http.errors import MESSAGES
 from openai_api.keys.quotas import end_of_day
 from openai_api.keys.record import KeyRecord
+from openai_api.keys.scopes import Scope
+from openai_api.media.images import create_image
 from openai_api.responses.endpoints import create_response
 from storage.batch_lines import BatchLine, LineError, lines_from, validate_lines
 from storage.batch_results import BatchResults, Checkpoint, Result
@@ -48,6 +50,7 @@ from storage.errors import StorageError, StorageFullError
 from storage.files import find_file
 from storage.models import Batch
 
+IMAGES = "/v1/images/generations"
 HANDLERS: Mapping[str, Handler] = {
     "/v1/chat/completions": create_chat_completion,
     "/v1/completions": create_completion,
@@ -58,6 +61,7 @@ HANDLERS: Mapping[str, Handler] = {
     "/v1/rerank": rerank,
     "/v1/score": score,
     MESSAGES: create_message,
+    IMAGES: create_image,
 }
 TRANSIENT = {429, 503}
 MAX_ATTEMPTS = 30
@@ -77,7 +81,8 @@ async def answer_line(line: BatchLine, *, endpoint: str, key: KeyRecord | None) 
     for attempt in range(MAX_ATTEMPTS):
         await until_quiet()
         call = Call(request_of(line, endpoint), endpoint, is_background=True, source="job")
-        response = await answer_as(call, key, HANDLERS[endpoint])
+        scope = Scope.MEDIA if endpoint == IMAGES else Scope.GENERATE
+        response = await answer_as(call, key, HANDLERS[endpoint], scope=scope)
         if call.error_code == "insufficient_quota" and "Retry-After" in response.headers:
             raise QuotaUsedUpError
         is_final = response.status_code not in TRANSIENT or response.headers.get("x-should-retry") == "false"
@@ -290,7 +295,9 @@ class BatchRun:
         raise KeyGoneError("The API key that created this batch is no longer valid.")
 
     def _num_at_once(self) -> int:
-        """Return how many lines run at once: at most half of the engine's slots."""
+        """Return how many lines run at once: at most half of the engine's slots; one image, as the worker does."""
+        if self.batch.endpoint == IMAGES:
+            return 1
         return max(1, min(MAX_AT_ONCE, settings.MILLM_MAX_BATCH_SIZE // 2))
 
 

@@ -106,13 +106,15 @@ async def _answer(
     return await _guarded(call, work, error_body)
 
 
-async def answer_as(call: Call, key: KeyRecord | None, handler: Handler) -> HttpResponseBase:
-    """Run a handler that generates, for a request that this server makes itself, with the rights of ``key``."""
+async def answer_as(
+    call: Call, key: KeyRecord | None, handler: Handler, *, scope: Scope = Scope.GENERATE
+) -> HttpResponseBase:
+    """Run a handler that needs ``scope``, for a request that this server makes itself, with the rights of ``key``."""
 
     async def work() -> HttpResponseBase:
         call.enter()
         call.admit(key)
-        check_scope(key, Scope.GENERATE, call.endpoint)
+        check_scope(key, scope, call.endpoint)
         return await handler(call)
 
     try:

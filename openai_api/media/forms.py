@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, get_args, get_origin
 
@@ -39,14 +39,14 @@ async def read_media_form(call: Call, stack: ExitStack, most: Mapping[str, int])
     return await asyncio.to_thread(read_files, call.request, stack, most=most, max_bytes=limit)
 
 
-def form_schema(schema: type[FormSchema], *, file: str) -> Mapping[str, Any]:
-    """Return the JSON schema of a form for the OpenAPI document."""
+def form_schema(schema: type[FormSchema], *, file: str, more_files: Sequence[str] = ()) -> Mapping[str, Any]:
+    """Return the JSON schema of a form for the OpenAPI document. ``more_files`` are optional."""
     found = schema.model_json_schema()
     binary = {"type": "string", "format": "binary"}
     return {
         "type": "object",
         "required": [file, *found.get("required", ())],
-        "properties": {file: binary, **found["properties"]},
+        "properties": {**dict.fromkeys((file, *more_files), binary), **found["properties"]},
     }
 
 

@@ -20,6 +20,7 @@ BatchEndpoint = Literal[
     "/v1/rerank",
     "/v1/score",
     "/v1/messages",
+    "/v1/images/generations",
 ]
 BatchStatus = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"

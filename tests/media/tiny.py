@@ -478,7 +478,9 @@ def save_stable_diffusion(folder: Path) -> Path:
     (words / "merges.txt").write_text("#version: 0.2\n")
     pipeline: Any = StableDiffusionPipeline(
         unet=unet,
-        scheduler=PNDMScheduler(skip_prk_steps=True, beta_schedule="scaled_linear", beta_start=0.00085, beta_end=0.012),
+        scheduler=PNDMScheduler(
+            skip_prk_steps=True, steps_offset=1, beta_schedule="scaled_linear", beta_start=0.00085, beta_end=0.012
+        ),
         vae=vae,
         text_encoder=CLIPTextModel(config),
         tokenizer=CLIPTokenizer(str(words / "vocab.json"), str(words / "merges.txt"), model_max_length=77),

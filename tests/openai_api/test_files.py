@@ -528,7 +528,7 @@ async def test_a_signed_link_needs_no_key(api: Api, settings: Any):
     file = await asyncio.to_thread(made)
     link = signed_link(file)
     assert link.startswith(f"https://models.example.com/v1/files/{file.public_id}/content?expires=")
-    response = await api.client.get(link.removeprefix("https://models.example.com"))
+    response: Any = await api.client.get(link.removeprefix("https://models.example.com"))
     assert response.status_code == 200
     assert b"".join([part async for part in response.streaming_content]) == TEXT
     assert response["Content-Type"] == "image/png"

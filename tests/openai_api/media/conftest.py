@@ -14,6 +14,7 @@ from media.backend import MEDIA_CLIENT
 from media.client import MediaClient
 from media.messages import MediaKind, ModelFacts, ModelSpec
 from tests.media.conftest import sound, whisper_path
+from tests.media.tiny import save_stable_diffusion
 from tests.openai_api.conftest import Api, api
 from tests.openai_api.fakes import record
 
@@ -38,6 +39,11 @@ def worker() -> Iterator[Worker]:
     worker = Worker(MediaClient())
     yield worker
     worker.client.stop()
+
+
+@pytest.fixture(scope="session")
+def diffusion_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_stable_diffusion(tmp_path_factory.mktemp("diffusion"))
 
 
 @pytest.fixture
