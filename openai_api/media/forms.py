@@ -42,12 +42,25 @@ async def read_media_form(call: Call, stack: ExitStack, most: Mapping[str, int])
 def form_schema(schema: type[FormSchema], *, file: str, more_files: Sequence[str] = ()) -> Mapping[str, Any]:
     """Return the JSON schema of a form for the OpenAPI document. ``more_files`` are optional."""
     found = schema.model_json_schema()
+    found = _inlined(found, found.get("$defs", {}))
     binary = {"type": "string", "format": "binary"}
     return {
         "type": "object",
         "required": [file, *found.get("required", ())],
         "properties": {**dict.fromkeys((file, *more_files), binary), **found["properties"]},
+        "x-millm-refused": sorted(schema.REFUSED),
     }
+
+
+def _inlined(value: Any, definitions: Mapping[str, Any]) -> Any:
+    """Return a JSON schema with definitions in place of references to them."""
+    if isinstance(value, list):
+        return [_inlined(item, definitions) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "$ref" in value:
+        return _inlined(definitions[value["$ref"].removeprefix("#/$defs/")], definitions)
+    return {name: _inlined(item, definitions) for name, item in value.items()}
 
 
 def one_file(form: FilesForm, name: str) -> SentFile:
