@@ -42,6 +42,7 @@ from media.messages import (
     Transcribe,
     Unload,
 )
+from media.worker.loading import UnsupportedModelError
 from media.worker.models import Models
 
 logger = logging.getLogger(__name__)
@@ -112,6 +113,9 @@ class Worker:
         except Exception as error:
             if not is_out_of_memory(error):
                 logger.exception("The task %s failed.", request.task)
+                if isinstance(request, Load):
+                    message = f"The model cannot be loaded: {type(error).__name__}: {error}"
+                    return Failed(request.task, UnsupportedModelError.code, message, UnsupportedModelError.status)
                 return Failed(request.task, "server_error", "The server failed to process this request.", 500)
             logger.warning("The task %s ran out of memory: %s", request.task, error)
         release_memory()  # here, where no traceback holds the task's tensors any more

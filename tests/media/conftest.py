@@ -24,9 +24,18 @@ def whisper_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tone(seconds: float) -> npt.NDArray[np.int16]:
     """Return samples of a tone that changes, and noise."""
     time = np.arange(round(RATE * seconds)) / RATE
-    wave = 0.15 * np.sin(2 * np.pi * (200 + 100 * np.sin(time)) * time) * (1 + np.sin(0.7 * time))
-    samples = wave + 0.02 * np.random.default_rng(1).standard_normal(len(time))
+    shape = 0.15 * np.sin(2 * np.pi * (200 + 100 * np.sin(time)) * time) * (1 + np.sin(0.7 * time))
+    samples = shape + 0.02 * np.random.default_rng(1).standard_normal(len(time))
     return (samples * 32_767).astype("<i2")
+
+
+def write_wav(path: Path, seconds: float) -> Path:
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(RATE)
+        file.writeframes(tone(seconds).tobytes())
+    return path
 
 
 @pytest.fixture
@@ -34,13 +43,7 @@ def sound(tmp_path: Path) -> Callable[[float], Path]:
     """Return a function that writes a WAV file of that many seconds."""
 
     def write(seconds: float) -> Path:
-        path = tmp_path / f"{seconds}.wav"
-        with wave.open(str(path), "wb") as file:
-            file.setnchannels(1)
-            file.setsampwidth(2)
-            file.setframerate(RATE)
-            file.writeframes(tone(seconds).tobytes())
-        return path
+        return write_wav(tmp_path / f"{seconds}.wav", seconds)
 
     return write
 
