@@ -87,7 +87,14 @@ from openai_api.media.image_schemas import (
 )
 from openai_api.media.images import create_image, edit_image, vary_image
 from openai_api.media.run import needs_media
-from openai_api.media.schemas import AudioForm, SpeechRequest, TranscriptionBody, TranscriptionForm, VoiceListBody
+from openai_api.media.schemas import (
+    AudioForm,
+    SpeechModelListBody,
+    SpeechRequest,
+    TranscriptionBody,
+    TranscriptionForm,
+    VoiceListBody,
+)
 from openai_api.openapi.parameters import (
     FILE_FORM,
     LOGIT_LENS,
@@ -344,7 +351,7 @@ ROUTES = (
     _audio("GET", "/v1/audio/voices", list_voices, "listVoices", "List voices",
         response=VoiceListBody),
     _audio("GET", "/v1/audio/models", list_speech_models, "listSpeechModels", "List speech models",
-        response=ModelListBody),
+        response=SpeechModelListBody),
 
     _images("POST", "/v1/images/generations", create_image, "createImage", "Create images from a prompt",
         request=ImageRequest, events=ImageEventBody, errors=(501, 502, 504)),

@@ -33,6 +33,7 @@ from openai_api.media.schemas import (
     MAX_INPUT,
     MAX_VOICE,
     AudioForm,
+    SpeechModelListBody,
     SpeechRequest,
     TranscriptionBody,
     TranscriptionForm,
@@ -40,7 +41,6 @@ from openai_api.media.schemas import (
     VoiceListBody,
 )
 from openai_api.media.transcriptions import as_srt, as_vtt, logprob_body, verbose_body, whole_text
-from openai_api.schemas.bodies import ModelListBody
 
 CONTENT_TYPES: dict[AudioFormat, str] = {
     "mp3": "audio/mpeg",
@@ -293,5 +293,5 @@ def _voice_body(name: str, model: str) -> VoiceBody:
 async def list_speech_models(call: Call) -> HttpResponseBase:
     records = [each for each in get_backend().registry().records() if each.kind == "speech"]
     data = [model_body(each) for each in records if is_model_allowed(call.key, each)]
-    body: ModelListBody = {"object": "list", "data": data}
+    body: SpeechModelListBody = {"object": "list", "data": data, "models": data}
     return json_response(body)

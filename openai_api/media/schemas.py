@@ -13,6 +13,7 @@ from media.messages import AudioFormat
 from openai_api.http.errors import invalid
 from openai_api.media.forms import FormSchema
 from openai_api.schemas.base import IGNORED, NO_NUL, Harmless, Part, RequestSchema
+from openai_api.schemas.bodies import ModelBody
 
 MAX_INPUT = 4_096  # characters of a speech request
 MAX_VOICE = 100
@@ -122,6 +123,14 @@ class DurationUsageBody(TypedDict):
 class TranscriptionBody(TypedDict):
     text: str
     usage: DurationUsageBody
+
+
+class SpeechModelListBody(TypedDict):
+    """OpenAI's list, and ``models``, which Open WebUI reads."""
+
+    object: Literal["list"]
+    data: list[ModelBody]
+    models: list[ModelBody]
 
 
 class VoiceBody(TypedDict):

@@ -15,6 +15,7 @@ from tests.classifier_builders import build_classifier
 from tests.clients.environment import installed
 from tests.conftest import site_environment
 from tests.embedding_builders import build_embedder
+from tests.media.tiny import save_stable_diffusion, save_vits, save_wan, save_whisper
 
 OPENAI_CATEGORIES = tuple(field.alias or name for name, field in Categories.model_fields.items())
 SET_UP = "from inference.models import LanguageModel as M; assert M.objects.update(dtype='float32') == 1"
@@ -44,6 +45,26 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             live.manage("add_model", name, str(path), "--dtype", "float32", environment=environment)
         with live.serving(environment=environment) as server:
             warm_up(f"{server.url}/v1")
+            yield server.url
+            assert server.stop() == 0, server.output
+
+
+@pytest.fixture(scope="session")
+def media_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server with tiny models for audio, images and videos."""
+    installed()
+    folder = tmp_path_factory.mktemp("media-models")
+    models = {
+        "whisper-1": save_whisper(folder / "whisper"),
+        "tts-1": save_vits(folder / "vits"),
+        "gpt-image-1": save_stable_diffusion(folder / "images"),
+        "sora-2": save_wan(folder / "videos"),
+    }
+    with database.own_database() as url:
+        environment = site_environment(url, tmp_path_factory.mktemp("media-site"))
+        for name, path in models.items():
+            live.manage("add_model", name, str(path), environment=environment)
+        with live.serving(environment=environment) as server:
             yield server.url
             assert server.stop() == 0, server.output
 
