@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks import curve, decoding, limits, peers, serve, speculation, start, steering
+from benchmarks import curve, decoding, limits, media, peers, serve, speculation, start, steering
 from benchmarks.options import Options, options_of, options_parser
 from benchmarks.record import RESULTS, Record
 from benchmarks.report import write_report
@@ -19,6 +19,7 @@ PROGRAMS: dict[str, Callable[[Options], Record]] = {
     "curve": curve.record,
     "speculation": speculation.record,
     "start": start.record,
+    "media": media.record,
 }
 
 

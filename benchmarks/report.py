@@ -43,6 +43,7 @@ TITLES = {
     "gpu": "On a GPU",
     "limits": "Limits of the machine",
     "start": "Start",
+    "media": "Audio and images",
     "console": "Pages with a large database",
     "soak": "Soak",
 }

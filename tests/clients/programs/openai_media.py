@@ -82,7 +82,12 @@ def images(url: str) -> Any:
 def videos(url: str) -> Any:
     videos = client_of(url).videos
     made = videos.create_and_poll(
-        model="sora-2", prompt="a cat", seconds="1", size="32x32", extra_body={"fps": 5, "steps": 2}, poll_interval_ms=200
+        model="sora-2",
+        prompt="a cat",
+        seconds="1",
+        size="32x32",
+        extra_body={"fps": 5, "steps": 2},
+        poll_interval_ms=200,
     )
     content = videos.download_content(made.id).read()
     listed = [video.id for video in videos.list()]
