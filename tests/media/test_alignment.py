@@ -49,7 +49,7 @@ def segments(whisper: Whisper, audio: Audio, **fields: Any) -> list[Segment]:
     return [found for found in whisper.transcribe(audio, request, never) if isinstance(found, Segment)]
 
 
-@pytest.mark.parametrize("seconds", [0.3, 5.0, 29.98, 42.0])
+@pytest.mark.parametrize("seconds", [0.3, 5.0, 29.98, 33.0])
 def test_words_are_those_of_transformers(whisper: Whisper, recording: Callable[[float], Audio], seconds: float):
     """Compare with the words that transformers' pipeline makes of the token times that its ``generate`` returns."""
     from transformers.models.whisper.tokenization_whisper import _collate_word_timestamps
@@ -87,15 +87,15 @@ def test_words_are_those_of_transformers(whisper: Whisper, recording: Callable[[
 
 
 def test_words_come_in_order_within_the_audio(whisper: Whisper, recording: Callable[[float], Audio]):
-    for segment in segments(whisper, recording(42.0)):
+    for segment in segments(whisper, recording(31.0), temperature=1e-9):
         times = [time for word in segment.words for time in (word.start, word.end)]
         assert times == sorted(times)
-        assert all(0 <= time <= 42.0 for time in times)
+        assert all(0 <= time <= 31.0 for time in times)
         assert "".join(word.word for word in segment.words) == "".join(segment.text.split())
 
 
 def test_words_cost_nothing_without_the_request(whisper: Whisper, recording: Callable[[float], Audio]):
-    request = Transcribe("task", "whisper", Path("unused"), 3_600, language="en")
+    request = Transcribe("task", "whisper", Path("unused"), 3_600, language="en", temperature=1e-9)
     found = list(whisper.transcribe(recording(3.0), request, never))
     assert not any(each.words for each in found if isinstance(each, Segment))
     assert whisper.model.config._attn_implementation == "sdpa"

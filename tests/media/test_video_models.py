@@ -19,7 +19,7 @@ from media.worker.videos import Videos
 from tests.media import tiny_video
 
 FPS = 8
-needs_accelerate = pytest.mark.skipif(not tiny_video.CAN_LOAD_WAN, reason="diffusers loads Wan with accelerate")
+needs_wan = pytest.mark.skipif(not tiny_video.CAN_RUN_WAN, reason="diffusers runs Wan with accelerate and ftfy")
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_ltx_from_text_and_from_an_image(model: Videos, ltx: Path, picture: Path
     check(model, tmp_path, expected_frames(image, image=resized(picture), frame_rate=FPS), image=picture)
 
 
-@needs_accelerate
+@needs_wan
 def test_wan_from_text(folder: Path, tmp_path: Path, picture: Path):
     from diffusers import WanPipeline
 
@@ -116,7 +116,7 @@ def test_wan_from_text(folder: Path, tmp_path: Path, picture: Path):
     assert raised.value.param == "input_reference"
 
 
-@needs_accelerate
+@needs_wan
 def test_wan_from_images(folder: Path, tmp_path: Path, picture: Path):
     from diffusers import WanImageToVideoPipeline
 

@@ -35,7 +35,7 @@ def plain(segments: Any) -> list[tuple[float, float, tuple[int, ...]]]:
     return [(round(float(s["start"]), 2), round(float(s["end"]), 2), tuple(s["tokens"].tolist())) for s in segments]
 
 
-@pytest.mark.parametrize("seconds", [0.3, 5.0, 30.0, 31.0, 75.3])
+@pytest.mark.parametrize("seconds", [0.3, 5.0, 30.0, 62.3])
 def test_segments_are_those_of_transformers(whisper: Whisper, recording: Callable[[float], Audio], seconds: float):
     audio = recording(seconds)
     # One attempt per window: whether a second one is needed is decided by thresholds, which transformers has too.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-CAN_LOAD_WAN = find_spec("accelerate") is not None  # diffusers needs it for models that keep weights in float32
+CAN_RUN_WAN = all(map(find_spec, ("accelerate", "ftfy")))  # which diffusers needs for it
 
 
 def letters_tokenizer() -> Any:
