@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Any, get_args, get_origin
+from functools import partial
+from typing import Any, ParamSpec, TypeVar, get_args, get_origin
 
 from django.conf import settings
 from pydantic import ConfigDict
@@ -14,6 +16,10 @@ from openai_api.http.call import Call
 from openai_api.http.errors import invalid
 from openai_api.http.file_uploads import FilesForm, SentFile, check_multipart, read_files
 from openai_api.schemas.base import RequestSchema
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_threads = ThreadPoolExecutor(4, thread_name_prefix="media-forms")
 
 
 class FormSchema(RequestSchema):
@@ -36,7 +42,12 @@ async def read_media_form(call: Call, stack: ExitStack, most: Mapping[str, int])
     """Read a form. ``most``: the number of files by field. They are deleted with ``stack``. Raises MillmError."""
     check_multipart(call)
     limit = settings.MILLM_MAX_MEDIA_BYTES
-    return await asyncio.to_thread(read_files, call.request, stack, most=most, max_bytes=limit)
+    return await in_media_thread(read_files, call.request, stack, most=most, max_bytes=limit)
+
+
+async def in_media_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run work on files in a pool of its own, so that it does not delay tokenizers, which use the default pool."""
+    return await asyncio.get_running_loop().run_in_executor(_threads, partial(work, *args, **kwargs))
 
 
 def form_schema(schema: type[FormSchema], *, file: str, more_files: Sequence[str] = ()) -> Mapping[str, Any]:

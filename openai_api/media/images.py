@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import re
 import secrets
@@ -29,7 +28,7 @@ from openai_api.http.errors import invalid
 from openai_api.http.file_uploads import FilesForm
 from openai_api.http.json_body import read_json_object
 from openai_api.http.signed_links import signed_link
-from openai_api.media.forms import last_value, read_media_form
+from openai_api.media.forms import in_media_thread, last_value, read_media_form
 from openai_api.media.image_schemas import (
     MAX_SEED,
     ChangedImageOptions,
@@ -96,10 +95,10 @@ async def _respond_to_form(
 ) -> HttpResponseBase:
     with ExitStack() as files:
         form = await read_media_form(call, files, most)
-        await asyncio.to_thread(_check_files, form)
+        await in_media_thread(_check_files, form)
         record = find_media_model(call, last_value(form, "model"), "image")
         request = call.read_body(schema.body_of(form), schema)
-        sources = await asyncio.to_thread(_sources, form, files)
+        sources = await in_media_thread(_sources, form, files)
         return await _respond(call, record, request, sources)
 
 

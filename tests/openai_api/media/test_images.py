@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import json
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import httpx2 as httpx
 import numpy as np
 import pytest
 import torch
 from django.core.files.uploadedfile import SimpleUploadedFile
+from django.core.handlers.asgi import ASGIHandler
 from django.utils import timezone
+from hypothesis import given
+from openai import AsyncOpenAI, BadRequestError
 from openai.types import (
     FileObject,
     ImageEditCompletedEvent,
@@ -27,10 +32,14 @@ from openai.types import (
 )
 from PIL import Image
 
+from core.errors import MillmError
+from openai_api.http.file_uploads import accepts_files
+from openai_api.media.image_schemas import ImageEditForm, ImageRequest, ImageVariationForm
 from storage.blobs import BlobStore
 from storage.models import StoredFile
 from tests.openai_api.conftest import Api, chunks_of
 from tests.openai_api.test_batches import create, get, lines_of, run, send
+from tests.openai_api.test_fuzz import CALM, bodies
 
 MAKE, EDIT, VARY = "/v1/images/generations", "/v1/images/edits", "/v1/images/variations"
 pytestmark = pytest.mark.xdist_group("media")
@@ -41,6 +50,20 @@ def painter(with_models: Callable[..., Api], diffusion_path: Path, settings: Any
     settings.MILLM_HOME = tmp_path
     settings.MILLM_MIN_FREE_BYTES = 0
     return with_models(("painter", "image", diffusion_path))
+
+
+@pytest.fixture
+async def strict_client(painter: Api) -> AsyncIterator[AsyncOpenAI]:
+    """Strict where the client can be: what does not fit its types is an error."""
+    transport = httpx.ASGITransport(app=cast("Any", ASGIHandler()), client=("127.0.0.1", 1))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost/v1") as http:
+        yield AsyncOpenAI(
+            base_url="http://localhost/v1",
+            api_key="none",
+            http_client=http,
+            max_retries=0,
+            _strict_response_validation=True,
+        )
 
 
 @pytest.fixture(scope="module")
@@ -458,6 +481,51 @@ async def test_scope(painter: Api) -> None:
     check_error(await make(painter, headers), 403, "scope_required", None)
     headers = painter.keys.add("other", scopes=frozenset({"media"}))
     assert (await make(painter, headers)).status_code == 200
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of variations
+async def test_openai_s_client(painter: Api, strict_client: AsyncOpenAI) -> None:
+    images, source = strict_client.images, picture(64, 64)
+    extra = {"steps": 2, "seed": 1}
+    made = await images.generate(model="painter", prompt="a cat", n=2, size="64x64", extra_body=extra)
+    assert made.data is not None
+    assert len(made.data) == 2
+    stream = await images.generate(
+        model="painter", prompt="a cat", stream=True, partial_images=1, size="64x64", extra_body=extra
+    )
+    events = [event async for event in stream]
+    assert [event.type for event in events] == ["image_generation.partial_image", "image_generation.completed"]
+    assert events[-1].b64_json == made.data[0].b64_json
+    changed = await images.edit(
+        image=[("a.png", source)], mask=("mask.png", source), model="painter", prompt="a dog", n=1, extra_body=extra
+    )
+    assert changed.data is not None
+    assert opened(changed.data[0].to_dict()).size == (64, 64)
+    edits = await images.edit(
+        image=("a.png", source), model="painter", prompt="a dog", stream=True, partial_images=0, extra_body=extra
+    )
+    assert [event.type async for event in edits] == ["image_edit.completed"]
+    varied = await images.create_variation(
+        image=("a.png", source), model="painter", n=2, response_format="b64_json", extra_body=extra
+    )
+    assert varied.data is not None
+    assert len(varied.data) == 2
+    with pytest.raises(BadRequestError) as refusal:
+        await images.generate(model="painter", prompt="a cat", size="auto", background="transparent")
+    assert (refusal.value.code, refusal.value.param) == ("unsupported_background", "background")
+
+
+@given(body=bodies(ImageRequest) | bodies(ImageEditForm) | bodies(ImageVariationForm))
+@CALM
+def test_no_body_breaks_the_schemas(body: dict[str, Any]) -> None:
+    for schema in (ImageRequest, ImageEditForm, ImageVariationForm):
+        with contextlib.suppress(MillmError):
+            parsed = schema.parse(body)
+            assert parsed.dimensions is None or parsed.size is not None
+
+
+def test_keys_are_checked_before_the_body_of_a_form() -> None:
+    assert [accepts_files(url) for url in (EDIT, VARY, MAKE)] == [True, True, False]
 
 
 async def test_events_are_json(painter: Api) -> None:
