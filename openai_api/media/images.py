@@ -31,6 +31,7 @@ from openai_api.http.signed_links import signed_link
 from openai_api.media.forms import in_media_thread, last_value, read_media_form
 from openai_api.media.image_schemas import (
     MAX_SEED,
+    MAX_SIDE,
     ChangedImageOptions,
     ImageBody,
     ImageEditForm,
@@ -177,7 +178,7 @@ def _check_abilities(card: MediaCard, sources: Sources) -> None:
 
 def _task(call: Call, request: ImageOptions, card: MediaCard, sources: Sources) -> GenerateImages:
     partial_images = _partial_images(call, request)
-    width, height = request.dimensions or _auto_size(card.facts.default_size, sources.size)
+    width, height = request.dimensions or auto_size(card.facts.default_size, sources.size)
     strength = request.strength if isinstance(request, ChangedImageOptions) else None
     if strength is None and isinstance(request, ImageVariationForm):
         strength = VARIATION_STRENGTH
@@ -211,12 +212,12 @@ def _partial_images(call: Call, request: ImageOptions) -> int:
     return request.partial_images
 
 
-def _auto_size(own: tuple[int, int], source: tuple[int, int] | None) -> tuple[int, int]:
-    """Return the model's own size; to edit an image, a size of as many pixels with the shape of the image."""
+def auto_size(own: tuple[int, int], source: tuple[int, int] | None) -> tuple[int, int]:
+    """Return the model's own size; to edit an image, a size of about as many pixels with the shape of the image."""
     if source is None:
         return own
     scale = (own[0] * own[1] / (source[0] * source[1])) ** 0.5
-    width, height = (max(1, round(side * scale / AUTO_MULTIPLE)) * AUTO_MULTIPLE for side in source)
+    width, height = (min(MAX_SIDE, max(1, round(side * scale / AUTO_MULTIPLE)) * AUTO_MULTIPLE) for side in source)
     return width, height
 
 

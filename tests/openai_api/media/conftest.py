@@ -13,6 +13,7 @@ from core.runtime import runtime
 from media.backend import MEDIA_CLIENT
 from media.client import MediaClient
 from media.messages import MediaKind, ModelFacts, ModelSpec
+from tests.live import PATIENCE_S
 from tests.media.conftest import sound, whisper_path
 from tests.media.tiny import save_stable_diffusion
 from tests.openai_api.conftest import Api, api
@@ -30,7 +31,7 @@ class Worker:
     facts: dict[str, ModelFacts] = field(default_factory=dict)
 
     def load(self, name: str, kind: MediaKind, path: Path) -> None:
-        self.facts[name] = self.client.load(ModelSpec(name, kind, path)).result(60)
+        self.facts[name] = self.client.load(ModelSpec(name, kind, path)).result(PATIENCE_S)
         self.kinds[name] = kind
 
 

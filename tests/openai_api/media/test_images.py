@@ -35,6 +35,7 @@ from PIL import Image
 from core.errors import MillmError
 from openai_api.http.file_uploads import accepts_files
 from openai_api.media.image_schemas import ImageEditForm, ImageRequest, ImageVariationForm
+from openai_api.media.images import auto_size
 from storage.blobs import BlobStore
 from storage.models import StoredFile
 from tests.openai_api.conftest import Api, chunks_of
@@ -522,6 +523,21 @@ def test_no_body_breaks_the_schemas(body: dict[str, Any]) -> None:
         with contextlib.suppress(MillmError):
             parsed = schema.parse(body)
             assert parsed.dimensions is None or parsed.size is not None
+
+
+@pytest.mark.parametrize(
+    ("source", "size"),
+    [
+        (None, (512, 512)),
+        ((10, 10), (512, 512)),
+        ((4_000, 3_000), (576, 448)),
+        ((3_000, 4_000), (448, 576)),
+        ((4_096, 1), (4_096, 64)),
+        ((1, 1), (512, 512)),
+    ],
+)
+def test_edits_keep_the_shape_of_the_image(source: tuple[int, int] | None, size: tuple[int, int]) -> None:
+    assert auto_size((512, 512), source) == size
 
 
 def test_keys_are_checked_before_the_body_of_a_form() -> None:
