@@ -208,6 +208,24 @@ class Environment(BaseSettings):
     speech_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] = Field(
         "mp3", description="Format of /v1/audio/speech when a request has no `response_format`."
     )
+    max_video_pixels: int = Field(
+        2**27,
+        ge=2**16,
+        le=2**40,
+        description="Maximum size of a video: width times height times frames. The default is 145 frames of 1280x720; "
+        "decoding needs about 30 bytes of memory for each pixel of each frame.",
+    )
+    video_retention_days: int = Field(
+        7,
+        ge=0,
+        le=36_500,
+        description="Days for which the files of generated videos are kept; 0: until they are deleted.",
+    )
+    fetch_images: bool = Field(
+        default=True,
+        description="Fetch images that requests name by http or https URL. Only public addresses are contacted, on the "
+        "ports 80 and 443; private, loopback and link-local ones never, also after redirects.",
+    )
     public_url: str = Field(
         "",
         pattern=r"^(https?://[^\s?#]+)?$",

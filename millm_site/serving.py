@@ -15,7 +15,7 @@ from django.conf import settings
 from console.load.sampler import start_sampling, stop_sampling
 from inference.apps import start_serving, stop_serving
 from jobs.apps import interrupt_jobs, start_job_worker, stop_job_worker
-from media.apps import start_media, stop_media
+from media.apps import start_media, start_video_queue, stop_media
 from openai_api.apps import start_log_writer, stop_log_writer
 
 logger = logging.getLogger(__name__)
@@ -38,6 +38,7 @@ class Serving:
                 start_media()
                 start_serving(self._fail)
                 start_job_worker()
+                start_video_queue()
                 start_sampling()
                 start_log_writer()
                 atexit.register(self.stop, 0.0)  # for servers that do not announce their end, such as daphne

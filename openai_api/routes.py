@@ -70,6 +70,7 @@ from openai_api.http.errors import anthropic_error, unknown_url
 from openai_api.http.route import Method, Route, url_patterns
 from openai_api.http.signed_links import is_signed
 from openai_api.keys.scopes import Scope
+from openai_api.media import videos
 from openai_api.media.audio import (
     create_speech,
     create_transcription,
@@ -95,6 +96,14 @@ from openai_api.media.schemas import (
     TranscriptionForm,
     VoiceListBody,
 )
+from openai_api.media.video_schemas import (
+    RemixRequest,
+    VideoBody,
+    VideoDeletedBody,
+    VideoListBody,
+    VideoRequest,
+    video_form,
+)
 from openai_api.openapi.parameters import (
     FILE_FORM,
     LOGIT_LENS,
@@ -102,6 +111,7 @@ from openai_api.openapi.parameters import (
     PART_FORM,
     RESUMED_STREAM,
     SIGNED_LINK,
+    VIDEO_CONTENT,
 )
 from openai_api.responses.conversations import (
     add_items,
@@ -243,6 +253,7 @@ _models = partial(Route, tag="Models", scope=None)  # every key may list the mod
 _files = partial(Route, tag="Files", scope=Scope.FILES)
 _audio = partial(_media, tag="Audio")
 _images = partial(_media, tag="Images", response=ImagesBody)
+_videos = partial(_media, tag="Videos")
 _batches = partial(Route, tag="Batches", scope=Scope.FILES)
 _stores = partial(Route, tag="Vector stores", scope=Scope.FILES)
 _anthropic = partial(Route, tag="Anthropic", error_body=anthropic_error)
@@ -360,6 +371,20 @@ ROUTES = (
         errors=(501, 502, 504)),
     _images("POST", "/v1/images/variations", vary_image, "createImageVariation", "Create variations of an image",
         form=form_schema(ImageVariationForm, file="image"), errors=(501, 502, 504)),
+
+    _videos("GET", "/v1/videos", videos.list_videos, "listVideos", "List videos",
+        response=VideoListBody, query=ListQuery),
+    _videos("POST", "/v1/videos", videos.create, "createVideo", "Create a video",
+        request=VideoRequest, form=video_form(), response=VideoBody, errors=(501, 502, 507),
+        returns="The queued video."),
+    _videos("GET", "/v1/videos/{video_id}", videos.retrieve, "retrieveVideo", "Get a video",
+        response=VideoBody),
+    _videos("DELETE", "/v1/videos/{video_id}", videos.delete, "deleteVideo", "Delete a video, and stop it if it runs",
+        response=VideoDeletedBody),
+    _videos("GET", "/v1/videos/{video_id}/content", videos.get_content, "downloadVideoContent",
+        "Download a video, or a range of it", response=bytes, query=VIDEO_CONTENT, errors=(409, 410, 416, 501)),
+    _videos("POST", "/v1/videos/{video_id}/remix", videos.remix, "remixVideo", "Create a video like another one",
+        request=RemixRequest, response=VideoBody, errors=(409, 410, 507), returns="The queued video."),
 
     _batches("GET", "/v1/batches", list_batches, "listBatches", "List batches",
         response=BatchListBody, query=ListQuery),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
 from typing import IO
 from urllib.parse import quote as percent_encode
 
@@ -26,6 +28,22 @@ _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
 
 @dataclass(frozen=True, slots=True)
+class Content:
+    """A file to send. ``content_type``: of what this server made. ``expires_at``: clients may cache it so long."""
+
+    path: Path
+    filename: str
+    size: int
+    sha256: str
+    content_type: str | None = None
+    expires_at: datetime | None = None
+
+    @property
+    def etag(self) -> str:
+        return f'"{self.sha256}"'
+
+
+@dataclass(frozen=True, slots=True)
 class Span:
     """Bytes from ``start`` to before ``end``."""
 
@@ -36,8 +54,21 @@ class Span:
 
 async def download(call: Call, file: StoredFile) -> HttpResponseBase:
     """Return the file or the requested range. Raises MillmError 416, and 404 when the content is gone."""
-    span = chosen_span(call, file)
-    opened = await in_thread(open_blob, file)
+    path = BlobStore.from_settings().path(file.blob)
+    gone = MillmError("The content of the file no longer exists.", status=404, code="file_not_found", param="file_id")
+    content_type = IMAGE_TYPES.get(file.filename.rpartition(".")[2]) if file.purpose == OUTPUT else None
+    expires_at = file.expires_at if content_type is not None else None
+    content = Content(path, file.filename, file.size, file.sha256, content_type, expires_at)
+    return await send_content(call, content, gone)
+
+
+async def send_content(call: Call, content: Content, gone: MillmError) -> HttpResponseBase:
+    """Return the content or the requested range. Raises MillmError 416, and ``gone`` if the file does not exist."""
+    span = chosen_span(call, content)
+    try:
+        opened = await in_thread(content.path.open, "rb")
+    except FileNotFoundError:
+        raise gone from None
     if call.request.method == "HEAD":
         opened.close()
         response: HttpResponseBase = HttpResponse()
@@ -45,70 +76,58 @@ async def download(call: Call, file: StoredFile) -> HttpResponseBase:
         sending = Sending(call, opened, span)
         response = StreamingHttpResponse(EventSource(sending.blocks(), sending.close))
     response.status_code = 206 if span.is_partial else 200
-    for name, value in file_headers(file, span).items():
+    for name, value in content_headers(content, span).items():
         response.headers[name] = value
     return response
 
 
-def open_blob(file: StoredFile) -> IO[bytes]:
-    try:
-        return BlobStore.from_settings().path(file.blob).open("rb")
-    except FileNotFoundError:
-        raise MillmError(
-            "The content of the file no longer exists.", status=404, code="file_not_found", param="file_id"
-        ) from None
-
-
-def chosen_span(call: Call, file: StoredFile) -> Span:
+def chosen_span(call: Call, content: Content) -> Span:
     """Return the requested range; the whole file without one, for several, or for another version."""
-    whole = Span(0, file.size, is_partial=False)
+    whole = Span(0, content.size, is_partial=False)
     found = _RANGE.fullmatch(call.request.headers.get("Range", "").strip().replace(" ", ""))
     condition = call.request.headers.get("If-Range")
-    if found is None or found.group(0) == "bytes=-" or condition not in {None, etag(file)}:
+    if found is None or found.group(0) == "bytes=-" or condition not in {None, content.etag}:
         return whole
     first, last = found.groups()
     if not first:
-        start, end = max(0, file.size - int(last)), file.size
+        start, end = max(0, content.size - int(last)), content.size
     else:
-        start, end = int(first), min(file.size, int(last) + 1) if last else file.size
+        start, end = int(first), min(content.size, int(last) + 1) if last else content.size
         if last and int(last) < start:
             return whole
-    if start >= file.size or start >= end:
+    if start >= content.size or start >= end:
         raise MillmError(
-            f"The range `{found.group(0)}` is outside of the file, which has {file.size} bytes.",
+            f"The range `{found.group(0)}` is outside of the file, which has {content.size} bytes.",
             status=416,
             code="range_not_satisfiable",
-            headers={"Content-Range": f"bytes */{file.size}"},
+            headers={"Content-Range": f"bytes */{content.size}"},
         )
     return Span(start, end, is_partial=True)
 
 
-def file_headers(file: StoredFile, span: Span) -> dict[str, str]:
-    """Return the headers: the type of a file that this server made, and an attachment without a type for others.
+def content_headers(content: Content, span: Span) -> dict[str, str]:
+    """Return the headers: the type of what this server made, and an attachment without a type for other files.
 
     Uploaded files must never render as pages of this site.
     """
-    content_type = IMAGE_TYPES.get(file.filename.rpartition(".")[2]) if file.purpose == OUTPUT else None
-    disposition = "attachment" if content_type is None else "inline"
+    disposition = "attachment" if content.content_type is None else "inline"
+    age = "no-cache" if content.expires_at is None else f"max-age={_seconds_until(content.expires_at)}"
     headers = {
-        "Content-Type": content_type or "application/octet-stream",
+        "Content-Type": content.content_type or "application/octet-stream",
         "Content-Length": str(span.end - span.start),
-        "Content-Disposition": f"{disposition}; filename*=UTF-8''{percent_encode(file.filename, safe='')}",
+        "Content-Disposition": f"{disposition}; filename*=UTF-8''{percent_encode(content.filename, safe='')}",
         "Accept-Ranges": "bytes",
-        "ETag": etag(file),
+        "ETag": content.etag,
         "X-Content-Type-Options": "nosniff",
-        "Cache-Control": "private, no-cache",
+        "Cache-Control": f"private, {age}",
     }
-    if content_type is not None and file.expires_at is not None:
-        left_s = (file.expires_at - timezone.now()).total_seconds()
-        headers["Cache-Control"] = f"private, max-age={max(0, int(left_s))}"
     if span.is_partial:
-        headers["Content-Range"] = f"bytes {span.start}-{span.end - 1}/{file.size}"
+        headers["Content-Range"] = f"bytes {span.start}-{span.end - 1}/{content.size}"
     return headers
 
 
-def etag(file: StoredFile) -> str:
-    return f'"{file.sha256}"'
+def _seconds_until(time: datetime) -> int:
+    return max(0, int((time - timezone.now()).total_seconds()))
 
 
 class Sending:

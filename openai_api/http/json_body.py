@@ -17,10 +17,13 @@ from openai_api.http.errors import invalid_json, request_too_large, unsupported_
 _UNICODE_MARKS = ("surrogate", "hex escape", "unicode")
 
 
-def read_json_object(request: HttpRequest) -> dict[str, Any]:
-    """Return the body. Raises MillmError 400 (`invalid_json`, `invalid_unicode`), 413 or 415."""
+def read_json_object(request: HttpRequest, *, limit: int | None = None) -> dict[str, Any]:
+    """Return the body. ``limit``: bytes, by default MILLM_MAX_BODY_BYTES.
+
+    Raises MillmError 400 (`invalid_json`, `invalid_unicode`), 413 or 415.
+    """
     check_media_type(request)
-    value = parse_json(read_body(request))
+    value = parse_json(read_body(request, limit=limit))
     if not isinstance(value, dict):
         raise invalid_json(f"The body must be a JSON object, got {_kind(value)}.")
     return value
@@ -45,8 +48,8 @@ def check_media_type(request: HttpRequest) -> None:
         )
 
 
-def read_body(request: HttpRequest) -> bytes:
-    limit: int = settings.MILLM_MAX_BODY_BYTES
+def read_body(request: HttpRequest, *, limit: int | None = None) -> bytes:
+    limit = settings.MILLM_MAX_BODY_BYTES if limit is None else limit
     declared = request.headers.get("Content-Length") or "0"
     if declared.isdecimal() and int(declared[:20]) > limit:
         raise request_too_large(limit)

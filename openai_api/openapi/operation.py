@@ -56,10 +56,13 @@ def operation(route: Route) -> Schema:
     described: Schema = {"operationId": route.name, "summary": route.summary, "tags": [route.tag]}
     if parameters := _parameters(route):
         described["parameters"] = parameters
+    bodies: Schema = {}
     if route.request is not None:
-        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": ref(route.request)}}}
+        bodies["application/json"] = {"schema": ref(route.request)}
     if route.form is not None:
-        described["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": route.form}}}
+        bodies["multipart/form-data"] = {"schema": route.form}
+    if bodies:
+        described["requestBody"] = {"required": True, "content": bodies}
     body = AnthropicErrorBody if route.error_body is anthropic_error else ErrorBody
     content = {"application/json": {"schema": ref(body)}}
     errors = {str(status): {"description": ERRORS[status], "content": content} for status in _errors(route)}

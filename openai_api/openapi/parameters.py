@@ -26,6 +26,10 @@ SIGNED_LINK = (
     _query("expires", {"type": "integer"}, description="Of a signed link, which needs no key."),
     _query("signature", {"type": "string"}),
 )
+VIDEO_CONTENT = (
+    _query("format", {"type": "string", "enum": ["mp4", "avi"], "default": "mp4"}),
+    _query("variant", {"type": "string", "enum": ["video"], "default": "video"}),
+)
 LOGIT_LENS = (
     _query(
         "logit_lens",

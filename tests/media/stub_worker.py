@@ -1,6 +1,7 @@
 """``python -m tests.media.stub_worker FD``: a media worker without models, whose behaviour the requests choose.
 
-A prompt says what happens: ``answer``, ``wait`` (until cancelled), ``die``, ``refuse``.
+A prompt says what happens: ``answer``, ``wait`` (until cancelled), ``die``, ``refuse``. The files of a video hold its
+prompt and format.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ def generate(connection: Connection, request: Any) -> None:
     match request.prompt:
         case "answer":
             connection.send(Progress(request.task, 1, 2))
+            for name, path in getattr(request, "outputs", {}).items():
+                path.write_text(f"{request.prompt} as {name}")
             connection.send(Done(request.task, {"pid": os.getpid()}))
         case "die":
             os.kill(os.getpid(), signal.SIGKILL)
