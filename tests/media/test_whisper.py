@@ -57,6 +57,25 @@ def test_segments_are_those_of_transformers(whisper: Whisper, recording: Callabl
     assert seconds < 30 or len({segment.seek for segment in found}) > 1
 
 
+def test_prompts_precede_the_text_as_in_transformers(whisper: Whisper, recording: Callable[[float], Audio]):
+    audio, prompt = recording(5.0), "The quick brown fox, hello"
+    _, *segments = whisper.transcribe(audio, request(temperature=1e-9, prompt=prompt), never)
+    samples = audio.read(0, audio.num_samples)
+    expected = whisper.model.generate(
+        whisper.extractor(samples, sampling_rate=RATE, return_tensors="pt").input_features[:, :, :500],
+        prompt_ids=torch.tensor(whisper.tokenizer.get_prompt_ids(prompt)),
+        return_timestamps=True,
+        return_segments=True,
+        language="en",
+        task="transcribe",
+        **GREEDY,
+    )
+    found = [segment for segment in segments if isinstance(segment, Segment)]
+    assert [(s.start, s.end, s.tokens) for s in found] == plain(expected["segments"][0])
+    _, *others = whisper.transcribe(audio, request(temperature=1e-9), never)
+    assert [s.tokens for s in others if isinstance(s, Segment)] != [s.tokens for s in found]
+
+
 def test_features_of_windows_are_those_of_the_file(whisper: Whisper, recording: Callable[[float], Audio]):
     audio = recording(95.0)
     features = Features(audio, whisper.extractor, never)
