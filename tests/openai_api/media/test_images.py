@@ -19,6 +19,7 @@ import pytest
 import torch
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.handlers.asgi import ASGIHandler
+from django.test import override_settings
 from django.utils import timezone
 from hypothesis import given
 from openai import AsyncOpenAI, BadRequestError
@@ -450,6 +451,12 @@ async def test_a_client_that_leaves_stops_the_task(painter: Api) -> None:
     left, _ = painter.log.entries
     assert left.error_code == "client_disconnected"
     assert left.media.get("images", 0) < 10
+
+
+async def test_the_request_timeout(painter: Api) -> None:
+    with override_settings(MILLM_REQUEST_TIMEOUT=0.5):
+        check_error(await make(painter, steps=999, n=10), 504, "request_timeout", None)
+    assert (await make(painter)).status_code == 200
 
 
 async def test_quota_in_images(painter: Api) -> None:
