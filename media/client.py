@@ -54,8 +54,9 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "TQDM_DISABLE": "1",  # no progress bars in the log
-    "TRANSFORMERS_VERBOSITY": "error",
+    "TRANSFORMERS_VERBOSITY": "error",  # its advice is for users of the library
     "DIFFUSERS_VERBOSITY": "error",
+    "SVT_LOG": "1",  # only errors of the AV1 encoder
 }
 
 Sink = Callable[[Event], None]

@@ -75,6 +75,8 @@ class Images:
         pipeline = self._find(variant)
         if pipeline is None:
             raise UnsupportedError(f"This model does not support `{variant}`.", param=variant)
+        if request.partial_images and not has_previews(pipeline):
+            raise UnsupportedError("This model has no previews; leave out `partial_images`.", param="partial_images")
         inputs = self._inputs(request, pipeline, variant, (width, height), check)
         for index in range(request.num_images):
             generator = torch.Generator("cpu").manual_seed((request.seed + index) % 2**63)
@@ -206,6 +208,11 @@ def preview_steps(steps: int, count: int) -> list[int]:
     """Return the steps after which a preview is sent: evenly spread, before the last step."""
     count = min(count, max(0, steps - 1))
     return [(number + 1) * steps // (count + 1) - 1 for number in range(count)]
+
+
+def has_previews(pipeline: Any) -> bool:
+    """Return whether :func:`preview` can decode the latents of the pipeline: some are scaled in another way."""
+    return "scaling_factor" in pipeline.vae.config
 
 
 def preview(pipeline: Any, latents: torch.Tensor, size: tuple[int, int]) -> Any:

@@ -205,9 +205,6 @@ def main(descriptor: int) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s media worker: %(message)s")
     warnings.simplefilter("ignore")  # libraries warn about how they are called
     torch.set_num_threads(min(torch.get_num_threads(), len(os.sched_getaffinity(0))))
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its advice is for users of the library
-    os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
-    os.environ.setdefault("SVT_LOG", "1")  # only errors of the AV1 encoder
     Worker(Connection(descriptor)).run()
     logging.shutdown()
     os._exit(0)  # lanes may still compute

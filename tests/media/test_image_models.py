@@ -185,6 +185,16 @@ def test_a_cancelled_image_stops_at_the_next_step(model: Images, last_call: int)
     assert len(calls) == last_call
 
 
+def test_previews_are_refused_where_latents_are_scaled_in_another_way(folder: Path):
+    model = load(ModelSpec("image", "image", folder))
+    config = dict(model._pipeline.vae.config)
+    del config["scaling_factor"]
+    model._pipeline.vae._internal_dict = config
+    with pytest.raises(MillmError, match="no previews") as raised:
+        events(model, partial_images=1)
+    assert raised.value.param == "partial_images"
+
+
 @given(steps=st.integers(1, 200), count=st.integers(0, 10))
 def test_previews_come_before_the_end_and_evenly(steps: int, count: int):
     found = preview_steps(steps, count)
