@@ -42,11 +42,11 @@ class RefusedError(MillmError):
 class Images:
     """An image pipeline. The variants for images and masks share its weights."""
 
-    def __init__(self, path: Path, dtype: str, device: str) -> None:
+    def __init__(self, path: Path, dtype: str, device: str, *, has_tiles: bool = False) -> None:
         from diffusers import AutoPipelineForText2Image
 
         self._device = device
-        self._pipeline = load_pipeline(AutoPipelineForText2Image, path, dtype, device)
+        self._pipeline = load_pipeline(AutoPipelineForText2Image, path, dtype, device, has_tiles=has_tiles)
         self._variants: dict[str, Any] = {"text": self._pipeline}
         self._step = int(self._pipeline.image_processor.config.vae_scale_factor)
 

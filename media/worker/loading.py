@@ -29,13 +29,20 @@ def load_pretrained(kind: Any, path: Path, dtype: str, device: str) -> Any:
     return model.to(device).eval()
 
 
-def load_pipeline(kind: Any, path: Path, dtype: str, device: str) -> Any:
-    """Return a pipeline of diffusers without progress bars. ``auto`` means float32 on a CPU, bfloat16 on a GPU."""
+def load_pipeline(kind: Any, path: Path, dtype: str, device: str, *, has_tiles: bool = False) -> Any:
+    """Return a pipeline of diffusers without progress bars. ``auto`` means float32 on a CPU, bfloat16 on a GPU.
+
+    ``has_tiles``: decode in tiles, with less memory.
+    """
     chosen = DTYPES.get(dtype) or (torch.float32 if device == "cpu" else torch.bfloat16)
     pipeline = kind.from_pretrained(path, dtype=chosen, use_safetensors=True, local_files_only=True).to(device)
     if "callback_on_step_end" not in inspect.signature(type(pipeline).__call__).parameters:
         raise UnsupportedModelError(f"{type(pipeline).__name__} is not supported: it cannot be stopped between steps.")
     pipeline.set_progress_bar_config(disable=True)
+    if has_tiles:
+        if not hasattr(pipeline.vae, "enable_tiling"):
+            raise UnsupportedModelError(f"{type(pipeline.vae).__name__} does not support vae_tiling.")
+        pipeline.vae.enable_tiling()
     return pipeline
 
 

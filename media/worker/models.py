@@ -18,11 +18,11 @@ def load(spec: ModelSpec) -> Any:
     if spec.kind == "image":
         from media.worker.images import Images
 
-        return Images(spec.path, spec.dtype, spec.device)
+        return Images(spec.path, spec.dtype, spec.device, has_tiles=has_tiles(spec))
     if spec.kind == "video":
         from media.worker.videos import Videos
 
-        return Videos(spec.path, spec.dtype, spec.device)
+        return Videos(spec.path, spec.dtype, spec.device, has_tiles=has_tiles(spec))
     architecture = architecture_of(spec.path)
     if spec.kind == "speech":
         from media.worker.speech import CLASSES
@@ -41,6 +41,11 @@ def load(spec: ModelSpec) -> Any:
     return Recognizer(spec.path, architecture, spec.dtype, spec.device)
 
 
+def has_tiles(spec: ModelSpec) -> bool:
+    """Return whether the model's images are decoded in tiles."""
+    return bool(spec.options.get("vae_tiling"))
+
+
 def architecture_of(path: Path) -> str:
     """Return the class that config.json names first."""
     names = json.loads((path / "config.json").read_text()).get("architectures") or [""]
@@ -52,7 +57,7 @@ class Models:
 
     def __init__(self) -> None:
         self._by_name: dict[str, Any] = {}
-        self._keys: dict[str, tuple[str, ...]] = {}
+        self._keys: dict[str, tuple[object, ...]] = {}
 
     def __getitem__(self, name: str) -> Any:
         """Return the model. Raise UnsupportedModelError if it was unloaded meanwhile."""
@@ -63,7 +68,7 @@ class Models:
 
     def add(self, spec: ModelSpec) -> ModelFacts:
         """Load a model, or share the weights of a loaded one with the same files, dtype and device."""
-        key = (str(spec.path), spec.dtype, spec.device, spec.kind)
+        key = (str(spec.path), spec.dtype, spec.device, spec.kind, has_tiles(spec))
         shared = next((name for name, other in self._keys.items() if other == key), None)
         model = load(spec) if shared is None else self._by_name[shared]
         self._by_name[spec.name], self._keys[spec.name] = model, key

@@ -26,10 +26,10 @@ DEFAULT_SIZE = 720, 480  # pixels, where the pipeline has no default of its own
 class Videos:
     """A video pipeline. If its weights are made for text and for images, both share them."""
 
-    def __init__(self, path: Path, dtype: str, device: str) -> None:
+    def __init__(self, path: Path, dtype: str, device: str, *, has_tiles: bool = False) -> None:
         from diffusers import DiffusionPipeline
 
-        self._pipeline = load_pipeline(DiffusionPipeline, path, dtype, device)
+        self._pipeline = load_pipeline(DiffusionPipeline, path, dtype, device, has_tiles=has_tiles)
         self._device = device
 
     @property

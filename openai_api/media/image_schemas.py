@@ -35,6 +35,12 @@ Advisory = Annotated[str | None, IGNORED, Field(max_length=100)]
 Prompt = Annotated[str, Field(min_length=1, max_length=MAX_PROMPT, pattern=NO_NUL)]
 
 
+def parsed_size(text: str) -> tuple[int, int] | None:
+    """Return the width and height of WIDTHxHEIGHT; None for anything else."""
+    found = _SIZE.fullmatch(text)
+    return (int(found[1]), int(found[2])) if found else None
+
+
 class ImageOptions(RequestSchema):
     """The fields that all three endpoints share."""
 
@@ -100,8 +106,7 @@ class ImageOptions(RequestSchema):
     @property
     def dimensions(self) -> tuple[int, int] | None:
         """Return the width and height, None for the model's own size."""
-        found = _SIZE.fullmatch(self.size or "")
-        return (int(found[1]), int(found[2])) if found else None
+        return parsed_size(self.size or "")
 
     def _check_size(self) -> None:
         sides = self.dimensions

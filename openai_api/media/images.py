@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from django.conf import settings
 from django.http.response import HttpResponseBase
@@ -42,6 +42,7 @@ from openai_api.media.image_schemas import (
     ImageUsageBody,
     ImageVariationForm,
     StreamedImageOptions,
+    parsed_size,
 )
 from openai_api.media.run import MediaRun, stream_events
 from storage.blobs import BlobStore
@@ -62,6 +63,7 @@ USAGE: ImageUsageBody = {
     "output_tokens": 0,
     "total_tokens": 0,
 }
+T = TypeVar("T")
 EventName = Literal["image_generation", "image_edit"]
 
 
@@ -178,7 +180,9 @@ def _check_abilities(card: MediaCard, sources: Sources) -> None:
 
 def _task(call: Call, request: ImageOptions, card: MediaCard, sources: Sources) -> GenerateImages:
     partial_images = _partial_images(call, request)
-    width, height = request.dimensions or auto_size(card.facts.default_size, sources.size)
+    defaults = card.record.default_sampling
+    own_size = parsed_size(defaults.get("size", "")) or card.facts.default_size
+    width, height = request.dimensions or auto_size(own_size, sources.size)
     strength = request.strength if isinstance(request, ChangedImageOptions) else None
     if strength is None and isinstance(request, ImageVariationForm):
         strength = VARIATION_STRENGTH
@@ -193,14 +197,19 @@ def _task(call: Call, request: ImageOptions, card: MediaCard, sources: Sources) 
         seed=seed,
         image_format=request.image_format,
         compression=100 if request.output_compression is None else request.output_compression,
-        steps=request.steps,
-        guidance=request.guidance,
-        negative_prompt=request.negative_prompt,
+        steps=_or_default(request.steps, defaults.get("steps")),
+        guidance=_or_default(request.guidance, defaults.get("guidance")),
+        negative_prompt=_or_default(request.negative_prompt, defaults.get("negative_prompt")),
         strength=strength,
         image=sources.image,
         mask=sources.mask,
         partial_images=partial_images,
     )
+
+
+def _or_default(given: T | None, default: T | None) -> T | None:
+    """Return what the request says, else the model's default."""
+    return default if given is None else given
 
 
 def _partial_images(call: Call, request: ImageOptions) -> int:

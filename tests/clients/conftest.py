@@ -15,7 +15,8 @@ from tests.classifier_builders import build_classifier
 from tests.clients.environment import installed
 from tests.conftest import site_environment
 from tests.embedding_builders import build_embedder
-from tests.media.tiny import save_stable_diffusion, save_vits, save_wan, save_whisper
+from tests.media.tiny import save_stable_diffusion, save_vits, save_whisper
+from tests.media.tiny_video import save_wan
 
 OPENAI_CATEGORIES = tuple(field.alias or name for name, field in Categories.model_fields.items())
 SET_UP = "from inference.models import LanguageModel as M; assert M.objects.update(dtype='float32') == 1"
