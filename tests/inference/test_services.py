@@ -87,7 +87,7 @@ def test_names_and_aliases_are_unique_together(model_dir):
         ({"default_sampling": {"temperature": float("nan")}}, "must be a number"),
         ({"default_sampling": {"max_tokens": 1.5}}, "must be an integer"),
         ({"default_sampling": {"top_p": 0}}, "top_p must be between"),
-        ({"default_sampling": {"beams": 3}}, "not a sampling parameter"),
+        ({"default_sampling": {"beams": 3}}, "not a parameter of this kind"),
     ],
 )
 def test_bad_values_are_refused_with_a_reason(model_dir, values, told):
@@ -276,3 +276,45 @@ def test_a_missing_file_is_told(tmp_path):
 def test_a_local_model_s_length_is_known_when_it_is_registered(model_dir, given, listed):
     services.register_model(name="m", source=str(model_dir), context_length=given)
     assert get_registry().find("m").max_model_len == listed
+
+
+class TestMediaModels:
+    """Kinds, uses and default parameters of models for audio, images and videos."""
+
+    @pytest.fixture
+    def whisper(self, tmp_path):
+        (tmp_path / "config.json").write_text('{"architectures": ["WhisperForConditionalGeneration"]}')
+        (tmp_path / "model.safetensors").write_bytes(b"")
+        return str(tmp_path)
+
+    def test_the_same_files_may_have_both_uses(self, whisper):
+        writes = services.add_model(name="whisper-1", source=whisper, is_default=True)
+        translates = services.add_model(name="english", source=whisper, use_as="translation", is_default=True)
+        assert (writes.kind, translates.kind) == ("transcription", "translation")
+        assert LanguageModel.objects.filter(is_default=True).count() == 2
+
+    def test_other_models_cannot_translate(self, tmp_path):
+        (tmp_path / "config.json").write_text('{"architectures": ["VitsModel"]}')
+        (tmp_path / "model.safetensors").write_bytes(b"")
+        with pytest.raises(ValidationError, match="transcription can translate"):
+            services.add_model(name="tts", source=str(tmp_path), use_as="translation")
+
+    def test_pipelines_are_registered_without_a_tokenizer(self, tmp_path):
+        (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusionPipeline"}')
+        (tmp_path / "unet").mkdir()
+        (tmp_path / "unet" / "diffusion_pytorch_model.safetensors").write_bytes(b"")
+        row = services.add_model(name="sd", source=str(tmp_path), default_sampling={"steps": 20, "size": "64x64"})
+        assert row.kind == "image"
+
+    @pytest.mark.parametrize(
+        ("values", "words"),
+        [
+            ({"steps": 20}, "steps is not a parameter of this kind"),
+            ({"language": "English"}, "language must be a language code"),
+            ({"temperature": 1.5}, "temperature must be between 0 and 1"),
+            ({"temperature": "hot"}, "temperature must be a number"),
+        ],
+    )
+    def test_parameters_are_those_of_the_kind(self, whisper, values, words):
+        with pytest.raises(ValidationError, match=words):
+            services.add_model(name="whisper-1", source=whisper, default_sampling=values)
