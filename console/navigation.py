@@ -53,6 +53,7 @@ SECTIONS: tuple[tuple[str, tuple[Entry, ...]], ...] = (
         "Serve",
         (
             Entry("Models", model="inference.LanguageModel"),
+            Entry("Voices", model="media.Voice"),
             Entry("API keys", model="openai_api.ApiKey"),
             Entry("Jobs", model="jobs.Job"),
             Entry("Files", model="storage.StoredFile"),

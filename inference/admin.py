@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from django import forms
+from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.admin.utils import unquote
 from django.contrib.auth.models import User
@@ -31,12 +32,14 @@ from inference.model_page import own_chat_template, parameter_rows
 from inference.models import LanguageModel
 from inference.permissions import is_superuser
 from inference.registry.availability import memory_need, model_availability
+from inference.registry.registry import get_registry
 from inference.validation import within_roots
 from jobs.services import enqueue_job
 
 _TEMPLATES = "admin/inference/languagemodel"
 MAX_LIVE = 100
 LIVE_URL = reverse_lazy("admin:inference_languagemodel_live")
+TRIED_KINDS = ("generation", "transcription", "speech")  # on their pages
 
 
 class LanguageModelForm(forms.ModelForm[LanguageModel]):
@@ -98,6 +101,9 @@ def page_context(model: LanguageModel) -> dict[str, Any]:
         "live_url": LIVE_URL,
         "parameters": parameter_rows(model),
         "own_template": own_chat_template(model),
+        "try_template": f"{_TEMPLATES}/try_{model.kind}.html" if model.kind in TRIED_KINDS else "",
+        "facts": get_registry().media_facts(model.name),
+        "max_bytes": settings.MILLM_MAX_BODY_BYTES,
     }
 
 
@@ -172,7 +178,7 @@ class LanguageModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it take
 
     class Media:
         css = {"all": ("inference/models.css",)}
-        js = (Script("inference/live.js", type="module"), Script("inference/try_it.js", type="module"))
+        js = (Script("inference/live.js", type="module"),)
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None

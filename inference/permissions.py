@@ -19,6 +19,7 @@ from audit.origin import as_the_program
 
 RESEARCHERS = (
     "inference.view_languagemodel",
+    "media.view_voice",
     "console.view_loadsample",
     "console.use_playground",
     *(
@@ -40,6 +41,7 @@ RESEARCHERS = (
 )
 AUDITORS = (
     "inference.view_languagemodel",
+    "media.view_voice",
     "console.view_loadsample",
     "openai_api.view_requestlog",
     "openai_api.view_prompt_text",

@@ -20,6 +20,7 @@ from management_api.resources.sae import SAEs
 from management_api.resources.server import Me, Stats
 from management_api.resources.vector_set import VectorSets
 from management_api.resources.version import Versions
+from management_api.resources.voice import Voices
 from openai_api.http.errors import openai_error, unknown_url
 
 app_name = "management_api"
@@ -40,6 +41,7 @@ router.register("versions", Versions, "versions")
 router.register("vectors", VectorSets, "vectors")
 router.register("policies", Policies, "policies")
 router.register("evaluations", Evaluations, "evaluations")
+router.register("voices", Voices, "voices")
 router.register("keys", Keys, "keys")
 router.register("logs", Logs, "logs")
 router.register("jobs", Jobs, "jobs")

@@ -18,6 +18,8 @@ from storage.models.files import OwnedQuerySet
 
 video_id = partial(ids.new_id, "video_")
 
+MAX_EMBEDDING = 4_096  # numbers
+
 
 class Voice(models.Model):
     """A voice that requests to /v1/audio/speech name: a model, and a speaker, an embedding or reference audio."""
@@ -51,12 +53,16 @@ class Voice(models.Model):
 
     def clean(self) -> None:
         """Raise ValidationError."""
+        if type(self).objects.filter(name__iexact=self.name).exclude(pk=self.pk).exists():
+            raise ValidationError({"name": "There is a voice of this name. Names are the same in any case."})
         if sum(map(bool, (self.speaker, self.embedding, self.reference))) > 1:
             raise ValidationError("Give one of a speaker, an embedding or a recording.")
         if self.reference and not self.consent.strip():
             raise ValidationError({"consent": "Write down who agreed to the use of the recorded voice."})
         if self.embedding is not None and not _is_embedding(self.embedding):
-            raise ValidationError({"embedding": "The embedding must be a list of up to 4096 finite numbers."})
+            raise ValidationError(
+                {"embedding": f"The embedding must be a list of up to {MAX_EMBEDDING} finite numbers."}
+            )
 
     @classmethod
     def find(cls, name: str) -> Self | None:
@@ -72,7 +78,7 @@ class Voice(models.Model):
 def _is_embedding(value: object) -> bool:
     return (
         isinstance(value, list)
-        and 0 < len(value) <= 4_096
+        and 0 < len(value) <= MAX_EMBEDDING
         and all(isinstance(each, int | float) and abs(each) < 1e6 for each in value)
     )
 

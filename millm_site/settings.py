@@ -172,7 +172,8 @@ SECURE_CSP = {
     "default-src": ("'self'",),
     "script-src": ("'self'",),
     "style-src": ("'self'",),
-    "img-src": ("'self'", "data:"),  # Swagger UI's icons
+    "img-src": ("'self'", "data:"),  # Swagger UI's icons, and images that "Try it" made
+    "media-src": ("'self'", "blob:"),  # audio that a page has fetched or recorded
     "connect-src": ("'self'",),
     "object-src": ("'none'",),
     "base-uri": ("'none'",),

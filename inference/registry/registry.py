@@ -141,6 +141,11 @@ class ModelRegistry:
             return record.max_model_len
         return entry.loaded.max_model_len
 
+    def media_facts(self, name: str) -> object | None:
+        """Return what requests can ask of a media model, or None if it is not loaded."""
+        entry = self._loaded_models.get(name)
+        return entry.loaded.facts if entry is not None and isinstance(entry.loaded, LoadedMedia) else None
+
     async def ready(self, name: str) -> ModelCard:
         """Return a text model like :meth:`ready_card`. Raise WrongKindError for other models."""
         card = await self.ready_card(name)

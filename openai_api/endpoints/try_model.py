@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django import forms
 from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest
@@ -29,7 +31,7 @@ async def try_model(request: HttpRequest) -> HttpResponseBase:
     """Stream the answer as the API does, and log it under the user's name. The middleware checks CSRF."""
     try:
         user = await authenticate_session(request, PERMISSION, act="try models")
-        asked = _request(_checked(TryForm(request.POST)), user.get_username())
+        asked = _request(checked(TryForm(request.POST)), user.get_username())
     except MillmError as error:
         return refusal_response(error)
     return await respond_as(
@@ -37,16 +39,16 @@ async def try_model(request: HttpRequest) -> HttpResponseBase:
     )
 
 
-def _checked(form: TryForm) -> TryForm:
+def checked(form: forms.Form) -> dict[str, Any]:
+    """Return the values of a form. Raises MillmError 400 for the first invalid field."""
     if not form.is_valid():
         name, problems = next(iter(form.errors.items()))
         message = f"{name}: {' '.join(map(str, problems))}"
         raise MillmError(message, code="invalid_value", param=str(name))
-    return form
+    return form.cleaned_data
 
 
-def _request(form: TryForm, username: str) -> ASGIRequest:
-    asked = form.cleaned_data
+def _request(asked: dict[str, Any], username: str) -> ASGIRequest:
     fields = {
         "model": asked["model"],
         "messages": [{"role": "user", "content": asked["prompt"]}],

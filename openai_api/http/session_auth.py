@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping
 from io import BytesIO
-from typing import Any
+from typing import IO, Any
 
 from django.contrib.auth.models import AnonymousUser, User
+from django.core.files.uploadedfile import UploadedFile
 from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
@@ -32,10 +34,32 @@ async def authenticate_session(request: HttpRequest, permission: str, *, act: st
 
 def request_for(endpoint: str, fields: Mapping[str, Any]) -> ASGIRequest:
     """Return the request that a client would have sent, with none of the session's headers."""
-    body = json.dumps(fields).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    return _request(endpoint, BytesIO(json.dumps(fields).encode()), "application/json")
+
+
+def form_request_for(
+    endpoint: str, fields: Mapping[str, str], files: Mapping[str, UploadedFile[Any]], body: IO[bytes]
+) -> ASGIRequest:
+    """Like :func:`request_for`, for a multipart form, which is written into ``body``. Reads files."""
+    boundary = secrets.token_hex(16)
+    for name, value in fields.items():
+        body.write(f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode())
+    for name, file in files.items():
+        head = f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"; filename="upload"\r\n'
+        body.write(f"{head}Content-Type: application/octet-stream\r\n\r\n".encode())
+        for block in file.chunks():
+            body.write(block)
+        body.write(b"\r\n")
+    body.write(f"--{boundary}--\r\n".encode())
+    return _request(endpoint, body, f"multipart/form-data; boundary={boundary}")
+
+
+def _request(endpoint: str, body: IO[bytes], content_type: str) -> ASGIRequest:
+    length = body.seek(0, 2)
+    body.seek(0)
+    headers = [(b"content-type", content_type.encode()), (b"content-length", str(length).encode())]
     scope = {"type": "http", "method": "POST", "path": endpoint, "query_string": b"", "headers": headers}
-    return ASGIRequest(scope, BytesIO(body))
+    return ASGIRequest(scope, body)
 
 
 def refusal_response(error: MillmError) -> HttpResponseBase:

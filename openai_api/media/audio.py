@@ -40,7 +40,7 @@ from openai_api.media.schemas import (
     VoiceBody,
     VoiceListBody,
 )
-from openai_api.media.transcriptions import as_srt, as_vtt, logprob_body, verbose_body, whole_text
+from openai_api.media.transcriptions import as_srt, as_vtt, logprob_body, segment_body, verbose_body, whole_text
 
 CONTENT_TYPES: dict[AudioFormat, str] = {
     "mp3": "audio/mpeg",
@@ -139,7 +139,7 @@ def _transcript(
 
 
 async def _transcript_events(run: MediaRun, request: TranscriptionForm) -> AsyncGenerator[object, None]:
-    """Yield OpenAI's events: a delta for each segment, and the whole text."""
+    """Yield OpenAI's events: a delta for each segment, and the whole text; ``verbose_json`` adds the segments."""
     segments: list[Segment] = []
     async for event in run.events():
         if event is None:
@@ -149,6 +149,8 @@ async def _transcript_events(run: MediaRun, request: TranscriptionForm) -> Async
             segments.append(event)
             body: dict[str, object] = {"type": "transcript.text.delta", "delta": delta}
             yield body | ({"logprobs": _logprobs([event])} if request.include else {})
+            if request.response_format == "verbose_json":
+                yield {"type": "transcript.text.segment", **segment_body(event)}
     seconds, text = round(run.result["seconds"], 2), whole_text(segments)
     run.call.outcome = replace(run.call.outcome, completion=text)
     done: dict[str, object] = {"type": "transcript.text.done", "text": text}

@@ -84,8 +84,9 @@ class TranscriptionForm(AudioForm):
         if self.timestamp_granularities and self.response_format != "verbose_json":
             message = "`timestamp_granularities` requires `response_format` to be `verbose_json`."
             raise invalid(message, param="timestamp_granularities")
-        if self.stream and self.response_format not in {"json", "text"}:
-            raise invalid("`stream` requires `response_format` to be `json` or `text`.", param="stream")
+        if self.stream and self.response_format not in {"json", "text", "verbose_json"}:
+            message = "`stream` requires `response_format` to be `json`, `text` or `verbose_json`."
+            raise invalid(message, param="stream")
         if self.include and self.response_format not in {"json", "verbose_json"}:
             raise invalid("`include` requires `response_format` to be `json`.", param="include")
 

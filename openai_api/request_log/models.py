@@ -36,6 +36,7 @@ class LogAccess(models.Model):
         EXPORT = "export", "exported"
         REPLAY = "replay", "replayed a request"
         PRUNE = "prune", "pruned"
+        PLAY = "play", "opened a recording or a video"
 
     at = models.DateTimeField(db_default=Now(), db_index=True)
     act = models.CharField(max_length=10, choices=Act)

@@ -110,6 +110,7 @@ print(Job.objects.filter(state__in=("queued", "running")).count())
 PEOPLE_AND_PROFILES = """
 from django.contrib.auth.models import Group, User
 from inference.models import LanguageModel
+from media.models import Voice
 from steering import services, sharing
 from steering.profiles import lifecycle
 from steering.models import Feature, FeatureEdit, SteeringProfile
@@ -129,6 +130,11 @@ LanguageModel.objects.create(
     name="large-one", source="/models/large-one", state="failed",
     error="/models/large-one is not there. Check the path, or mount the disk that holds it.",
 )
+for name, kind in (("whisper", "transcription"), ("vits", "speech"), ("painter", "image"), ("filmer", "video")):
+    LanguageModel.objects.create(name=name, source=f"org/{name}", kind=kind)
+vits = LanguageModel.objects.get(name="vits")
+Voice.objects.create(name="Rita", model=vits, reference=b"fLaC", consent="Rita Moreau, on 3 March, for the demos.")
+Voice.objects.create(name="narrator", model=vits, speaker="7")
 found = Feature.objects.filter(sae__name="demo-sae")
 rain, sea = list(found.search("rain")[:2]), list(found.search("sea")[:2])
 harbour = services.create_profile(

@@ -33,6 +33,7 @@ NO_PAGES = {
     *("steering_steeringprofile_archive", "steering_steeringprofile_unarchive", "steering_steeringprofile_restore"),
     "steering_steeringprofile_confirm_import",
     # files
+    "media_voice_recording",
     *("steering_evaluation_file", "steering_steeringprofile_export", "steering_steeringprofile_export_version"),
     # for those who are not logged in
     *("login", "logout"),

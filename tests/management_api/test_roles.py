@@ -14,6 +14,7 @@ from django.utils import timezone
 
 from inference.models import LanguageModel
 from jobs.models import Job
+from media.models import Voice
 from openai_api.keys.services import create_api_key
 from openai_api.models import ApiKey, RequestLog
 from steering import services
@@ -60,6 +61,7 @@ class Things:
     key: ApiKey
     log: RequestLog
     job: Job
+    voice: Voice
 
 
 @pytest.fixture
@@ -80,6 +82,7 @@ def make_things(model: LanguageModel, sae: SAE, feature: Feature, profile: Steer
             create_api_key(name="laptop", owner=user).api_key,
             RequestLog.objects.create(id="req_1", created_at=timezone.now(), endpoint="/v1/models", status=200),
             Job.objects.create(kind="example.none", title="Something long", owner=user),
+            Voice.objects.create(name="Rita", model=model),
         )
 
     return make
@@ -97,6 +100,19 @@ ACTS: dict[str, tuple[Act, Act]] = {
     "delete a model": (
         lambda t: ("GET", f"inference/languagemodel/{t.model.pk}/delete/"),
         lambda t: ("DELETE", f"models/{t.model.pk}"),
+    ),
+    "see voices": (
+        lambda t: ("GET", f"media/voice/{t.voice.pk}/change/"),
+        lambda t: ("GET", f"voices/{t.voice.pk}"),
+    ),
+    "create a voice": (lambda t: ("GET", "media/voice/add/"), lambda t: ("POST", "voices")),
+    "change a voice": (
+        lambda t: ("POST", f"media/voice/{t.voice.pk}/change/"),
+        lambda t: ("PATCH", f"voices/{t.voice.pk}"),
+    ),
+    "delete a voice": (
+        lambda t: ("GET", f"media/voice/{t.voice.pk}/delete/"),
+        lambda t: ("DELETE", f"voices/{t.voice.pk}"),
     ),
     "see SAEs": (lambda t: ("GET", f"steering/sae/{t.sae.pk}/change/"), lambda t: ("GET", f"saes/{t.sae.pk}")),
     "add an SAE": (lambda t: ("GET", "steering/sae/add/"), lambda t: ("POST", "saes")),

@@ -15,7 +15,7 @@ from media.client import MediaClient
 from media.messages import MediaKind, ModelFacts, ModelSpec
 from tests.live import PATIENCE_S
 from tests.media.conftest import sound, whisper_path
-from tests.media.tiny import save_stable_diffusion
+from tests.media.tiny import save_stable_diffusion, save_vits
 from tests.openai_api.conftest import Api, api
 from tests.openai_api.fakes import record
 
@@ -33,6 +33,11 @@ class Worker:
     def load(self, name: str, kind: MediaKind, path: Path) -> None:
         self.facts[name] = self.client.load(ModelSpec(name, kind, path)).result(PATIENCE_S)
         self.kinds[name] = kind
+
+
+@pytest.fixture(scope="session")
+def vits_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_vits(tmp_path_factory.mktemp("vits"))
 
 
 @pytest.fixture(scope="session")
