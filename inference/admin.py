@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from django import forms
@@ -25,6 +25,7 @@ from django.views.decorators.cache import never_cache
 from core.errors import MillmError
 from inference import services
 from inference.client import EngineError, get_client
+from inference.files.architectures import MEDIA_KINDS
 from inference.files.preview import preview_model
 from inference.files.sources import HUB_ID, ModelSource, SourceError, is_local
 from inference.job_kinds import WARM
@@ -39,7 +40,7 @@ from jobs.services import enqueue_job
 _TEMPLATES = "admin/inference/languagemodel"
 MAX_LIVE = 100
 LIVE_URL = reverse_lazy("admin:inference_languagemodel_live")
-TRIED_KINDS = ("generation", "transcription", "speech")  # on their pages
+TRIED_KINDS = ("generation", "transcription", "speech", "image")  # on their pages
 
 
 class LanguageModelForm(forms.ModelForm[LanguageModel]):
@@ -113,7 +114,8 @@ def _offered(model: LanguageModel) -> Iterator[tuple[str, str]]:
         yield "unload_now", "Unload now"
     else:
         yield "load", "Load"
-    yield "warm", "Warm"
+    if model.kind not in MEDIA_KINDS:
+        yield "warm", "Warm"
     yield ("unpin", "Unpin") if model.pinned else ("pin", "Pin")
     if not model.is_default:
         yield "default", "Set as default"
@@ -131,6 +133,23 @@ LIVE_FIELDS = (
     "loaded_at",
     "created_at",
 )
+
+
+TEXT_FIELDS = frozenset(  # which models for audio, images and videos do not have
+    {
+        *("limits", "kernels", "engine_settings", "quantization", "context_length", "default_profile"),
+        *("chat_template", "tool_format", "shared_prefix_cache"),
+    }
+)
+
+
+def fieldsets_for(kind: str, fieldsets: Sequence[Any]) -> list[Any]:
+    """Return the fieldsets without the fields that models of this kind do not have."""
+    hidden = TEXT_FIELDS if kind in MEDIA_KINDS else frozenset()
+    return [
+        (title, {**options, "fields": tuple(name for name in options["fields"] if name not in hidden)})
+        for title, options in fieldsets
+    ]
 
 
 @admin.register(LanguageModel)
@@ -276,9 +295,11 @@ class LanguageModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it take
         services.remove_models(models=queryset)
 
     def get_fieldsets(self, request: HttpRequest, obj: LanguageModel | None = None) -> Any:
-        """Hide the live fields of a model that is not registered yet."""
+        """Hide the live fields of a model that is not registered yet, and those that its kind does not have."""
         found = super().get_fieldsets(request, obj)
-        return found if obj else [section for section in found if section[1]["fields"] != LIVE_FIELDS]
+        if obj is None:
+            return [section for section in found if section[1]["fields"] != LIVE_FIELDS]
+        return fieldsets_for(obj.kind, found)
 
     def get_readonly_fields(self, request: HttpRequest, obj: LanguageModel | None = None) -> Any:
         """Make the fields read-only that only a superuser may change."""

@@ -13,7 +13,7 @@ from console.playground import answers
 from management_api.openapi import document_json, document_tag
 from millm_site.http import health, metrics
 from openai_api.endpoints.try_model import try_model
-from openai_api.media.try_media import try_speech, try_transcription
+from openai_api.media.try_media import try_image, try_speech, try_transcription
 from openai_api.routes import root_urlpatterns
 
 
@@ -34,6 +34,7 @@ _DRAFT = "admin/steering/steeringprofile/<str:object_id>/preview"
 urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index"), name="home"),
     path("admin/try-model", try_model, name="try-model"),
+    path("admin/try-model/image", try_image, name="try-image"),
     path("admin/try-model/speech", try_speech, name="try-speech"),
     path("admin/try-model/transcription", try_transcription, name="try-transcription"),
     path("admin/playground/chat", answers.ask_chat, name="playground-chat"),

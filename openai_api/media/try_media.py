@@ -24,7 +24,11 @@ from openai_api.http.session_auth import (
     request_for,
 )
 from openai_api.media.audio import CONTENT_TYPES, create_speech, create_transcription
+from openai_api.media.image_schemas import MAX_PROMPT, MAX_SEED, MAX_STEPS
+from openai_api.media.images import create_image
 from openai_api.media.schemas import MAX_INPUT
+
+NUM_PREVIEWS = 3  # as many as the API gives
 
 SEGMENTS = "segments"
 TRANSCRIPT_FORMATS = (
@@ -50,6 +54,14 @@ class SpeechForm(forms.Form):
     voice = forms.CharField(max_length=100, required=False)
     response_format = forms.ChoiceField(choices=AUDIO_FORMATS)
     speed = forms.FloatField(min_value=0.25, max_value=4)
+
+
+class ImageForm(forms.Form):
+    model = forms.CharField(max_length=200)
+    prompt = forms.CharField(max_length=MAX_PROMPT, strip=False)
+    size = forms.CharField(max_length=20, required=False)
+    steps = forms.IntegerField(min_value=1, max_value=MAX_STEPS, required=False)
+    seed = forms.IntegerField(min_value=0, max_value=MAX_SEED - 1, required=False)
 
 
 async def try_transcription(request: HttpRequest) -> HttpResponseBase:
@@ -84,6 +96,18 @@ async def try_speech(request: HttpRequest) -> HttpResponseBase:
     fields = {name: asked[name] for name in ("model", "input", "response_format", "speed")}
     forwarded = request_for("/v1/audio/speech", {**fields, **voice, "user": user.get_username()})
     return await _respond(user, forwarded, create_speech)
+
+
+async def try_image(request: HttpRequest) -> HttpResponseBase:
+    """Stream previews of an image, and the image."""
+    try:
+        user = await _authenticated(request)
+        asked = checked(ImageForm(request.POST))
+    except MillmError as error:
+        return refusal_response(error)
+    given = {name: value for name, value in asked.items() if value not in ("", None)}
+    fields = {**given, "stream": True, "partial_images": NUM_PREVIEWS, "user": user.get_username()}
+    return await _respond(user, request_for("/v1/images/generations", fields), create_image)
 
 
 async def _authenticated(request: HttpRequest) -> SessionUser:

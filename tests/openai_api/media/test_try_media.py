@@ -15,6 +15,7 @@ from tests.openai_api.conftest import Api, chunks_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.xdist_group("media")]
 TRANSCRIBE = "/admin/try-model/transcription"
+PAINT = "/admin/try-model/image"
 SPEAK = "/admin/try-model/speech"
 
 
@@ -74,6 +75,18 @@ async def test_speech(surface: Api) -> None:
     assert response.content.startswith(b"RIFF")
     entry = surface.log.only
     assert (entry.user, entry.endpoint, entry.source) == ("rita", "/v1/audio/speech", "console")
+
+
+async def test_an_image_with_previews(with_models: Callable[..., Api], diffusion_path: Path) -> None:
+    surface = with_models(("painter", "image", diffusion_path))
+    client = await signed_in("use_playground")
+    fields = {"model": "painter", "prompt": "a <cat>", "size": "64x64", "steps": "4", "seed": "7"}
+    *events, end = await chunks_of(await client.post(PAINT, fields))
+    assert end == "[DONE]"
+    assert [event["type"] for event in events][-2:] == ["image_generation.partial_image", "image_generation.completed"]
+    assert events[-1]["seed"] == 7
+    entry = surface.log.only
+    assert (entry.user, entry.source, entry.prompt) == ("rita", "console", "a <cat>")
 
 
 async def test_permission(surface: Api, sound: Callable[[float], Path]) -> None:

@@ -180,6 +180,15 @@ def test_the_page_offers_to_hear_it(admin_client: Client, model: LanguageModel) 
     assert "Hear it" not in client_of(staff("view_voice", "change_voice")).get(change_url(voice)).content.decode()
 
 
+def test_the_page_of_a_speech_model(admin_client: Client, model: LanguageModel) -> None:
+    Voice.objects.create(name="Rita", model=model)
+    page = admin_client.get(f"/admin/inference/languagemodel/{model.pk}/change/").content.decode()
+    assert '<option value="Rita"></option>' in page
+    assert "Chat template" not in page
+    assert "Quantization" not in page
+    assert ">Warm<" not in page
+
+
 def test_under_api(model: LanguageModel) -> None:
     api = api_of(make_user("root", is_superuser=True))
     created = api.post("voices", {"name": "Rita", "model": model.pk, "embedding": [0.5]})
