@@ -197,8 +197,8 @@ class ModelFacts:
     """What the server needs to know of a loaded model.
 
     ``memory_bytes``: of the weights. ``sample_rate``: of speech, in Hz. ``languages``: codes that it accepts.
-    ``speakers``: names of presets. ``abilities``: ``translate``, ``segments``, ``words``, ``text``, ``image``,
-    ``mask``, ``strength``, ``flow_shift``. ``default_size``: width and height in pixels.
+    ``speakers``: names of presets. ``abilities``: ``translate``, ``segments``, ``words``, ``recording``, ``text``,
+    ``image``, ``mask``, ``strength``, ``flow_shift``. ``default_size``: width and height in pixels.
     """
 
     architecture: str

@@ -81,6 +81,15 @@ def encode_audio(samples: Samples, rate: int, audio_format: AudioFormat) -> byte
     return encoder.encode(samples) + encoder.finish()
 
 
+def decode_flac(data: bytes, rate: int) -> Samples:
+    """Return the samples of a mono FLAC that this server wrote. Files of others are decoded in isolation."""
+    resampler = av.AudioResampler(format="flt", layout="mono", rate=rate)
+    with av.open(io.BytesIO(data), "r", format="flac") as container:
+        frames = [*container.decode(audio=0), None]
+        found = [part.to_ndarray()[0] for frame in frames for part in resampler.resample(frame)]
+    return np.concatenate(found or [np.zeros(0, dtype=np.float32)])
+
+
 def wav_header(rate: int, num_bytes: int = 0xFFFF_FFFF - 36) -> bytes:
     """Return the header of a mono 16-bit WAV file; by default of unknown length."""
     numbers: tuple[bytes | int, ...] = (

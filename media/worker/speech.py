@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from core.errors import MillmError
+from media.decoder.process import RATE
 from media.messages import ModelFacts, Speak
 from media.sentences import sentences
+from media.worker.encoding import decode_flac
 from media.worker.loading import WORD_START, UnsupportedModelError, load_pretrained, model_facts
 
 Samples = npt.NDArray[np.float32]
@@ -58,8 +60,7 @@ def speak(voice: Voice, request: Speak, check: Callable[[], None]) -> Iterator[S
 
     Raise InputError if the model finds nothing to speak in the text.
     """
-    if request.reference is not None:
-        raise SpeakerError("This model cannot imitate a recording; use a voice with a speaker or an embedding.")
+    speaker = request.speaker if request.reference is None else imitated(voice, request.reference)
     if not SPEEDS[0] <= request.speed <= SPEEDS[1]:
         message = f"`speed` must be between {SPEEDS[0]} and {SPEEDS[1]}, got {request.speed}."
         raise InputError(message, param="speed")
@@ -68,7 +69,7 @@ def speak(voice: Voice, request: Speak, check: Callable[[], None]) -> Iterator[S
     for number, sentence in enumerate(sentences(request.text)):
         check()
         torch.manual_seed(secrets.randbits(63) if request.seed is None else (request.seed + number) % 2**63)
-        samples = voice.speak(sentence, request.speaker, request.speed)
+        samples = voice.speak(sentence, speaker, request.speed)
         if not len(samples):
             continue
         samples = np.nan_to_num(samples, nan=0.0, posinf=1.0, neginf=-1.0)
@@ -76,6 +77,31 @@ def speak(voice: Voice, request: Speak, check: Callable[[], None]) -> Iterator[S
         has_spoken = True
     if not has_spoken:
         raise InputError("The model found nothing to speak in `input`: it knows none of its characters.")
+
+
+def imitated(voice: Voice, reference: bytes) -> Speaker:
+    """Return the speaker's embedding of a recording. Raise SpeakerError."""
+    encoder: SpeakerEncoder | None = getattr(voice, "encoder", None)
+    if encoder is None:
+        raise SpeakerError("This model cannot imitate a recording; use a voice with a speaker or an embedding.")
+    return encoder.embed(reference)
+
+
+class SpeakerEncoder:
+    """A model that gives the embedding of a speaker, such as WavLMForXVector."""
+
+    def __init__(self, path: Path, dtype: str, device: str) -> None:
+        from transformers import AutoFeatureExtractor, AutoModelForAudioXVector
+
+        self.model: Any = load_pretrained(AutoModelForAudioXVector, path, dtype, device)
+        self._extractor: Any = AutoFeatureExtractor.from_pretrained(path)
+
+    def embed(self, recording: bytes) -> tuple[float, ...]:
+        """Return the embedding, of length 1, of a FLAC that this server wrote."""
+        inputs = self._extractor(decode_flac(recording, RATE), sampling_rate=RATE, return_tensors="pt")
+        with torch.inference_mode():
+            found = self.model(**inputs.to(self.model.device, self.model.dtype)).embeddings[0]
+        return tuple(torch.nn.functional.normalize(found.float(), dim=0).tolist())
 
 
 class Vits:
@@ -110,7 +136,10 @@ class Vits:
 
 
 class SpeechT5:
-    """SpeechT5 with its vocoder, which lies in the folder ``vocoder`` of the model. Speakers are embeddings."""
+    """SpeechT5 with its vocoder, which lies in the folder ``vocoder`` of the model. Speakers are embeddings.
+
+    A model in the folder ``speaker_encoder`` takes them from recordings.
+    """
 
     def __init__(self, path: Path, dtype: str, device: str) -> None:
         from transformers import SpeechT5ForTextToSpeech, SpeechT5HifiGan, SpeechT5Tokenizer
@@ -121,7 +150,16 @@ class SpeechT5:
         names = (self._tokenizer.unk_token, self._tokenizer.eos_token, WORD_START)
         self._silent = frozenset(self._tokenizer.convert_tokens_to_ids(list(names)))  # tokens without a sound
         self.sample_rate = int(self._vocoder.config.sampling_rate)
-        self.facts = model_facts(self._model, self._vocoder, sample_rate=self.sample_rate)
+        folder = path / "speaker_encoder"
+        self.encoder = SpeakerEncoder(folder, dtype, device) if folder.is_dir() else None
+        encoders = () if self.encoder is None else (self.encoder.model,)
+        self.facts = model_facts(
+            self._model,
+            self._vocoder,
+            *encoders,
+            sample_rate=self.sample_rate,
+            abilities=frozenset({"recording"} if encoders else ()),
+        )
 
     def speak(self, text: str, speaker: Speaker, speed: float) -> Samples:
         ids = self._tokenizer(text=text, return_tensors="pt").input_ids.to(self._model.device)

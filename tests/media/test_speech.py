@@ -17,8 +17,10 @@ from core.errors import MillmError
 from media.messages import ModelSpec, Speak
 from media.sentences import MAX_SENTENCE, sentences
 from media.worker import models
+from media.worker.encoding import encode_audio
 from media.worker.speech import PAUSE_S, FastSpeech2, Samples, Voice, numbered, speak, stretched
 from tests.media import tiny
+from tests.media.conftest import tone
 
 NAN, INFINITE = float("nan"), float("inf")
 EMBEDDING = (0.5, -0.25, 0.0, 0.125, 1.0, -1.0, 0.5, 0.25)
@@ -140,6 +142,25 @@ def test_speecht5(speecht5: Voice, folder: Path):
     assert speecht5.facts.num_parameters == sum(each.numel() for each in weights)
     for hostile in ((NAN,) * 8, (INFINITE,) * 8, (1e300,) * 8, (0.0,) * 7, (), "v2/en_1", 1):
         assert failure(speecht5, "hello", speaker=hostile).param == "voice"
+
+
+@torch.inference_mode()
+def test_speecht5_imitates_a_recording(folder: Path):
+    from transformers import SpeechT5ForTextToSpeech, SpeechT5HifiGan, SpeechT5Tokenizer, WavLMForXVector
+
+    path = tiny.save_speecht5(folder / "imitator")
+    encoder = WavLMForXVector.from_pretrained(tiny.save_speaker_encoder(path / "speaker_encoder"))
+    voice = load(path)
+    assert "recording" in voice.facts.abilities
+    sound = tone(2.0).astype(np.float32) / np.float32(32_768)
+    recording = encode_audio(sound, 16_000, "flac")
+    normal = torch.tensor((sound - sound.mean()) / np.sqrt(sound.var() + 1e-7))[None]
+    embedding = torch.nn.functional.normalize(encoder(normal).embeddings, dim=-1)
+    model: Any = SpeechT5ForTextToSpeech.from_pretrained(path)
+    vocoder = SpeechT5HifiGan.from_pretrained(path / "vocoder")
+    ids = SpeechT5Tokenizer.from_pretrained(path)("hello", return_tensors="pt").input_ids
+    library = partial(model.generate_speech, ids, embedding, vocoder=vocoder)
+    check(spoken(voice, "hello", reference=recording), library)
 
 
 @torch.inference_mode()

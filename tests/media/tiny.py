@@ -321,6 +321,28 @@ def save_speecht5(folder: Path) -> Path:
     return folder
 
 
+def save_speaker_encoder(folder: Path) -> Path:
+    """Save a random WavLM that gives the embedding of a speaker."""
+    from transformers import Wav2Vec2FeatureExtractor, WavLMConfig, WavLMForXVector
+
+    torch.manual_seed(0)
+    config = WavLMConfig(
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        tdnn_dim=(16, 16, 16, 16, 24),
+        xvector_output_dim=8,
+        num_conv_pos_embeddings=16,
+        num_conv_pos_embedding_groups=2,
+        num_feat_extract_layers=3,
+        **SMALL_CONVOLUTIONS,
+    )
+    WavLMForXVector(config).save_pretrained(folder)
+    Wav2Vec2FeatureExtractor().save_pretrained(folder)
+    return folder
+
+
 def save_bark(folder: Path) -> Path:
     """Save a random Bark with one preset of a voice."""
     import numpy as np
