@@ -73,7 +73,8 @@ def _row(endpoint: str, operation: Schema, schemas: Schema) -> ParameterRow:
         for name, value in schema.get("properties", {}).items():
             (ignored if _is_ignored(value) else honoured).append(name)
             ignored += [f"{name}.{part}" for part in _ignored_parts(value, schemas)]
-    return ParameterRow(endpoint, tuple(honoured), tuple(ignored), tuple(refused))
+    unique = (tuple(dict.fromkeys(names)) for names in (honoured, ignored, refused))  # of JSON and forms
+    return ParameterRow(endpoint, *unique)
 
 
 def _ignored_parts(value: Schema, schemas: Schema) -> Iterator[str]:
