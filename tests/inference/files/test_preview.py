@@ -56,6 +56,28 @@ def test_the_facts_come_from_the_configuration():
     assert (found.problems, found.doubts) == ((), ())
 
 
+def test_media_models_need_no_tokenizer_json():
+    whisper = {"architectures": ["WhisperForConditionalGeneration"], "torch_dtype": "float16"}
+    found = preview_model(HERE, FakeRepository({"config.json": json.dumps(whisper)}))
+    assert (found.kind, found.num_parameters, found.problems) == ("transcription", 1_000_000, ())
+
+
+def test_a_pipeline_is_told_by_its_index():
+    index = {"_class_name": "StableDiffusionPipeline", "unet": ["diffusers", "UNet2DConditionModel"]}
+    weights = {"unet/diffusion_pytorch_model.safetensors": 3_000, "vae/diffusion_pytorch_model.safetensors": 1_000}
+    found = preview_model(HERE, FakeRepository({"model_index.json": json.dumps(index)}, weights))
+    assert (found.kind, found.architecture, found.weight_bytes) == ("image", "StableDiffusionPipeline", 4_000)
+    assert found.problems == ()
+
+
+def test_parts_of_a_local_pipeline_are_counted(tmp_path: Path):
+    (tmp_path / "model_index.json").write_text('{"_class_name": "WanPipeline"}')
+    (tmp_path / "transformer").mkdir()
+    (tmp_path / "transformer" / "diffusion_pytorch_model.safetensors").write_bytes(b"x" * 10)
+    found = preview_model(HERE, LocalRepository(tmp_path))
+    assert (found.kind, found.weight_bytes) == ("video", 10)
+
+
 def test_models_with_parts_are_told_by_their_text_part():
     config = {"architectures": ["XForCausalLM"], "text_config": {"hidden_size": 8, "max_position_embeddings": 9}}
     found = preview_model(HERE, repository(config))
