@@ -11,7 +11,8 @@ from typing import Any
 MAX_LINES = 50_000
 MAX_ERRORS = 50
 MAX_CUSTOM_ID = 512
-WITHOUT_MODEL = frozenset({"/v1/images/generations", "/v1/moderations"})  # endpoints where `model` is optional
+# Endpoints where `model` is optional.
+WITHOUT_MODEL = frozenset({"/v1/images/generations", "/v1/moderations", "/v1/videos"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from openai_api.http.errors import MESSAGES
 from openai_api.keys.quotas import end_of_day
 from openai_api.keys.record import KeyRecord
 from openai_api.keys.scopes import Scope
+from openai_api.media import videos
 from openai_api.media.images import create_image
 from openai_api.responses.endpoints import create_response
 from storage.batch_lines import BatchLine, LineError, lines_from, validate_lines
@@ -50,7 +51,7 @@ from storage.errors import StorageError, StorageFullError
 from storage.files import find_file
 from storage.models import Batch
 
-IMAGES = "/v1/images/generations"
+IMAGES, VIDEOS = "/v1/images/generations", "/v1/videos"
 HANDLERS: Mapping[str, Handler] = {
     "/v1/chat/completions": create_chat_completion,
     "/v1/completions": create_completion,
@@ -62,6 +63,7 @@ HANDLERS: Mapping[str, Handler] = {
     "/v1/score": score,
     MESSAGES: create_message,
     IMAGES: create_image,
+    VIDEOS: videos.create,  # the answer is the queued video
 }
 TRANSIENT = {429, 503}
 MAX_ATTEMPTS = 30
@@ -81,7 +83,7 @@ async def answer_line(line: BatchLine, *, endpoint: str, key: KeyRecord | None) 
     for attempt in range(MAX_ATTEMPTS):
         await until_quiet()
         call = Call(request_of(line, endpoint), endpoint, is_background=True, source="job")
-        scope = Scope.MEDIA if endpoint == IMAGES else Scope.GENERATE
+        scope = Scope.MEDIA if endpoint in {IMAGES, VIDEOS} else Scope.GENERATE
         response = await answer_as(call, key, HANDLERS[endpoint], scope=scope)
         if call.error_code == "insufficient_quota" and "Retry-After" in response.headers:
             raise QuotaUsedUpError

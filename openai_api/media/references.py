@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from django.conf import settings
 
@@ -22,22 +22,26 @@ from media.messages import MAX_IMAGE_PIXELS
 from openai_api.http.call import Call
 from openai_api.http.errors import invalid
 from openai_api.http.file_uploads import SentFile
+from openai_api.media.forms import in_media_thread
 from openai_api.media.video_schemas import ImageReference
 from storage.blobs import BLOCK, BlobStore, BlobWriter
 from storage.files import find_file
 
-T = TypeVar("T")
-MAX_AT_ONCE = 4  # threads, apart from those of others: a slow URL occupies one for half a minute
+MAX_FETCHES = 4  # at once; a slow URL occupies a thread for half a minute
 CHARACTERS = 4 * 2**20  # of base64 that are decoded at once
 _DATA = re.compile(r"data:(?:image/[\w.+-]{1,60})?(?:;[\w=.+-]{1,60}){0,4};base64,", re.IGNORECASE)
-_pool = ThreadPoolExecutor(MAX_AT_ONCE, thread_name_prefix="media-images")
+_fetches = ThreadPoolExecutor(MAX_FETCHES, thread_name_prefix="media-fetches")
 
 
 async def write_image(call: Call, source: SentFile | ImageReference, writer: BlobWriter, *, param: str) -> None:
     """Write the image, which must be decodable. Raises MillmError 400 with the code ``invalid_`` and ``param``."""
     with _invalid(param):
         path = await _path_of(call, source)
-    await asyncio.get_running_loop().run_in_executor(_pool, lambda: _write(source, path, writer, param))
+    write = partial(_write, source, path, writer, param)
+    if isinstance(source, ImageReference) and (source.image_url or "").lower().startswith("http"):
+        await asyncio.get_running_loop().run_in_executor(_fetches, write)
+    else:
+        await in_media_thread(write)
 
 
 async def _path_of(call: Call, source: SentFile | ImageReference) -> Path | None:

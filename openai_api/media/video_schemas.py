@@ -18,6 +18,7 @@ MAX_PROMPT = 32_000  # characters
 MIN_SIDE, MAX_SIDE, SIDE_STEP = 32, 4_096, 16  # pixels
 MAX_SECONDS = 120
 MIN_FPS, MAX_FPS = 0.1, 120.0
+MAX_SEED = 2**63
 CODES = {
     "size": "invalid_size",
     "seconds": "invalid_seconds",
@@ -36,7 +37,7 @@ class ImageReference(Part):
 class VideoForm(FormSchema):
     """The text fields of a form. ``input_reference`` is a file, or ``input_reference[image_url]`` or ``[file_id]``."""
 
-    model: str = ""
+    model: str | None = Field(None, description="Default: the default video model.")
     prompt: str = Field(min_length=1, max_length=MAX_PROMPT, pattern=NO_NUL)
     size: str | None = Field(
         None,
@@ -48,7 +49,9 @@ class VideoForm(FormSchema):
     )
     fps: float | None = Field(None, ge=MIN_FPS, le=MAX_FPS, description="Frames per second. Default: 16.")
     steps: int | None = Field(None, ge=1, le=1_000)
-    seed: int | None = Field(None, ge=0, lt=2**63, description="Default: chosen at random, and in the answer.")
+    seed: int | None = Field(
+        None, ge=-MAX_SEED, lt=MAX_SEED, description="Negative or missing: chosen at random. The answer contains it."
+    )
     negative_prompt: str | None = Field(None, max_length=MAX_PROMPT, pattern=NO_NUL)
     cfg_scale: float | None = Field(
         None, ge=0, le=100, description="Guidance: how closely the video follows the prompt."

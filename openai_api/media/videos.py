@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import secrets
 from collections.abc import Mapping
@@ -35,7 +34,7 @@ from openai_api.http.errors import invalid, without_paths
 from openai_api.http.file_response import Content, send_content
 from openai_api.http.file_uploads import SentFile, body_limit
 from openai_api.http.json_body import read_json_object
-from openai_api.media.forms import read_media_form
+from openai_api.media.forms import in_media_thread, read_media_form
 from openai_api.media.references import write_image
 from openai_api.media.video_schemas import (
     ImageReference,
@@ -152,7 +151,7 @@ async def _read(call: Call, files: ExitStack) -> tuple[type[VideoForm], dict[str
     """Return the schema, the body and the file of a request, which is JSON or a form."""
     if (call.request.content_type or "").lower() != "multipart/form-data":
         limit = body_limit(call.request.path)  # of a data URI
-        return VideoRequest, await asyncio.to_thread(read_json_object, call.request, limit=limit), None
+        return VideoRequest, await in_media_thread(read_json_object, call.request, limit=limit), None
     form = await read_media_form(call, files, {REFERENCE: 1})
     body = VideoForm.body_of(form)
     parts = {name: body.pop(key) for name in ("image_url", "file_id") if (key := f"{REFERENCE}[{name}]") in body}
@@ -211,7 +210,7 @@ def _order(call: Call, request: VideoForm, card: MediaCard, *, has_image: bool) 
         seconds=seconds,
         fps=fps,
         num_frames=num_frames,
-        seed=secrets.randbelow(MAX_RANDOM_SEED) if request.seed is None else request.seed,
+        seed=secrets.randbelow(MAX_RANDOM_SEED) if request.seed is None or request.seed < 0 else request.seed,
         options={name: value for name, value in options.items() if value is not None},
     )
 

@@ -21,6 +21,7 @@ BatchEndpoint = Literal[
     "/v1/score",
     "/v1/messages",
     "/v1/images/generations",
+    "/v1/videos",
 ]
 BatchStatus = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import io
 import ipaddress
 import itertools
@@ -12,16 +13,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import av
+import httpx2 as httpx
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
+from django.core.handlers.asgi import ASGIHandler
 from django.utils import timezone
+from hypothesis import given
+from openai import APIStatusError, AsyncOpenAI
 from openai.types import Video as SDKVideo
 from openai.types import VideoDeleteResponse
 from PIL import Image
 
+from core.errors import MillmError
 from core.runtime import runtime
 from media.backend import MEDIA_CLIENT
 from media.client import MediaClient
@@ -30,6 +36,7 @@ from media.messages import ModelFacts, ModelSpec
 from media.models import Video
 from media.queue import VIDEO_QUEUE, VideoQueue
 from media.videos import video_store
+from openai_api.media.video_schemas import RemixRequest, VideoForm, VideoRequest
 from openai_api.media.videos import frames_of
 from storage.blobs import BlobStore
 from tests.database import in_thread
@@ -37,6 +44,9 @@ from tests.media.test_fetch import Site, answer, site
 from tests.media.tiny_video import save_wan
 from tests.openai_api.conftest import Api
 from tests.openai_api.fakes import record
+from tests.openai_api.media.conftest import Worker
+from tests.openai_api.test_batches import create, get, lines_of, run, send
+from tests.openai_api.test_fuzz import CALM, bodies
 
 __all__ = ["site"]
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.xdist_group("media")]
@@ -191,7 +201,7 @@ async def test_defaults(videos: Videos) -> None:
     assert 0 <= body["seed"] < 2**32
     row = await only()
     assert (row.num_frames, row.options, row.owner_id, row.api_key_id) == (65, {}, None, None)
-    assert (await videos.create())["seed"] != body["seed"]
+    assert (await videos.create(seed=-1, model=None))["seed"] not in {-1, body["seed"]}
 
 
 async def test_defaults_of_the_model(videos: Videos) -> None:
@@ -250,7 +260,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"fps": 121}, "fps", "invalid_value"),
     ({"steps": 0}, "steps", "invalid_value"),
     ({"steps": 1_000_000}, "steps", "invalid_value"),
-    ({"seed": -1}, "seed", "invalid_value"),
+    ({"seed": -(2**64)}, "seed", "invalid_value"),
     ({"seed": 2**63}, "seed", "invalid_value"),
     ({"cfg_scale": -1}, "cfg_scale", "invalid_value"),
     ({"flow_shift": 0}, "flow_shift", "invalid_value"),
@@ -548,31 +558,87 @@ async def test_variants(videos: Videos, variant: str) -> None:
     assert (response.status_code, response.json()["error"]["param"]) == (400, "format")
 
 
-@pytest.fixture(scope="module")
-def wan_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@given(body=bodies(VideoRequest) | bodies(VideoForm) | bodies(RemixRequest))
+@CALM
+def test_no_body_breaks_the_schemas(body: dict[str, Any]) -> None:
+    for schema in (VideoRequest, VideoForm, RemixRequest):
+        with contextlib.suppress(MillmError):
+            assert schema.parse(body).parameters() is not None
+
+
+async def test_batches(videos: Videos) -> None:
+    headers = videos.api.keys.add("key", name="test", scopes=frozenset({"files", "media"}))
+    requests = [{"prompt": "answer", "seed": 1}, {"prompt": "answer", "size": "bad"}]
+    lines = [{"custom_id": f"{n}", "method": "POST", "url": URL, "body": body} for n, body in enumerate(requests)]
+    batch = await create(videos.api, await send(videos.api, *lines, headers=headers), URL, headers)
+    await run(batch)
+    done = await get(videos.api, batch, headers)
+    assert done.status == "completed"
+    good, bad = [await lines_of(videos.api, file, headers) for file in (done.output_file_id, done.error_file_id)]
+    assert bad[0]["response"]["body"]["error"]["code"] == "invalid_size"
+    assert check_sdk(good[0]["response"]["body"]).id == (await only()).public_id
+    await videos.run()
+    assert (await only()).status == "completed"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the SDK
+async def test_openai_s_client(videos: Videos) -> None:
+    transport = httpx.ASGITransport(app=cast("Any", ASGIHandler()), client=("127.0.0.1", 1))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost/v1") as http:
+        openai = AsyncOpenAI(base_url="http://localhost/v1", api_key="none", http_client=http, max_retries=0)
+        video = await openai.videos.create(
+            model="wan",
+            prompt="answer",
+            seconds="4",
+            size="1280x720",
+            input_reference=("cat.png", picture()),
+            extra_body={"fps": 5, "steps": 2},
+        )
+        assert (video.status, video.seconds, video.size) == ("queued", "4", "1280x720")
+        assert (await only()).num_frames == 21
+        with pytest.raises(APIStatusError) as early:
+            await openai.videos.download_content(video.id)
+        assert (early.value.status_code, early.value.code) == (409, "video_not_ready")
+        await videos.run()
+        video = await openai.videos.poll(video.id)
+        assert (video.status, video.progress) == ("completed", 100)
+        assert await (await openai.videos.download_content(video.id)).aread() == b"answer as mp4"
+        by_url = await openai.videos.create(
+            prompt="answer",
+            model="wan",
+            seconds="4",
+            extra_body={"input_reference": {"image_url": data_uri(picture())}},
+        )
+        made = await openai.videos.remix(video.id, prompt="answer again")
+        assert made.remixed_from_video_id == video.id
+        assert [each.id async for each in openai.videos.list(limit=1)] == [made.id, by_url.id, video.id]
+        assert (await openai.videos.delete(video.id)).deleted
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["from text", "from an image"])
+def wan_path(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("accelerate", reason="diffusers loads Wan with it only; it is in the extra media")
-    pytest.importorskip("ftfy", reason="diffusers needs it for prompts of Wan; it is in the extra media")
-    return save_wan(tmp_path_factory.mktemp("wan"), from_images=True)
+    if request.param:
+        pytest.importorskip("ftfy", reason="diffusers cleans prompts with it; it is in the extra media")
+    return save_wan(tmp_path_factory.mktemp("wan"), from_images=request.param)
 
 
-async def test_wan(api: Api, wan_path: Path) -> None:
-    client = MediaClient()
+async def test_wan(api: Api, worker: Worker, wan_path: Path) -> None:
+    client = worker.client
     facts = await asyncio.wrap_future(client.load(ModelSpec("wan", "video", wan_path)))
+    image = {"input_reference": {"image_url": data_uri(picture())}} if "image" in facts.abilities else {}
     for videos in serving(api, client, VideoQueue(client, api.registry.ready_card, stall_s=30.0), facts):
         shape = {"size": "64x32", "seconds": "1", "fps": 8, "steps": 2, "seed": 5}
-        first = await videos.create(prompt="a bird", flow_shift=5.0, negative_prompt="dull", cfg_scale=3.0, **shape)
-        second = await videos.create(prompt="a bird", input_reference={"image_url": data_uri(picture())}, **shape)
-        for body in (first, second):
-            await videos.run()
-            done = (await videos.get(body)).json()
-            assert (done["status"], done["progress"]) == ("completed", 100), done
-        for body in (first, second):
-            for name, codec in (("mp4", "av1"), ("avi", "mjpeg")):
-                content = (await videos.get(body, f"/content?format={name}")).body
-                assert ("mvex" if name == "mp4" else "AVI ").encode() in content[:4_096]  # mvex: fragmented
-                with av.open(io.BytesIO(content), mode="r") as container:
-                    stream: Any = container.streams.video[0]
-                    assert stream.codec_context.codec.canonical_name == codec
-                    assert (stream.width, stream.height, stream.average_rate) == (64, 32, 8)
-                    assert len(list(container.decode(stream))) == 9
-    client.stop()
+        pipeline = {"flow_shift": 5.0, "negative_prompt": "dull", "cfg_scale": 3.0}
+        body = await videos.create(prompt="a bird", **shape, **pipeline, **image)
+        await videos.run()
+        done = (await videos.get(body)).json()
+        assert (done["status"], done["progress"]) == ("completed", 100), done
+        for name, codec, mark in (("mp4", "av1", b"mvex"), ("avi", "mjpeg", b"AVI ")):  # mvex: of fragmented files
+            content = (await videos.get(body, f"/content?format={name}")).body
+            assert mark in content[:4_096]
+            with av.open(io.BytesIO(content), mode="r") as container:
+                stream: Any = container.streams.video[0]
+                assert stream.codec_context.codec.canonical_name == codec
+                assert (stream.width, stream.height, stream.average_rate) == (64, 32, 8)
+                assert len(list(container.decode(stream))) == 9
