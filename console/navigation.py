@@ -56,6 +56,7 @@ SECTIONS: tuple[tuple[str, tuple[Entry, ...]], ...] = (
             Entry("Voices", model="media.Voice"),
             Entry("API keys", model="openai_api.ApiKey"),
             Entry("Jobs", model="jobs.Job"),
+            Entry("Videos", model="media.Video"),
             Entry("Files", model="storage.StoredFile"),
             Entry("Batches", model="storage.Batch"),
             Entry("Vector stores", model="storage.VectorStore"),

@@ -40,7 +40,7 @@ from jobs.services import enqueue_job
 _TEMPLATES = "admin/inference/languagemodel"
 MAX_LIVE = 100
 LIVE_URL = reverse_lazy("admin:inference_languagemodel_live")
-TRIED_KINDS = ("generation", "transcription", "speech", "image")  # on their pages
+TRIED_KINDS = ("generation", "transcription", "speech", "image", "video")  # on their pages
 
 
 class LanguageModelForm(forms.ModelForm[LanguageModel]):

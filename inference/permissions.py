@@ -69,6 +69,7 @@ AUDITORS = (
     ),
     "steering.see_all_steeringprofiles",
     "steering.see_all_vectorsets",
+    "media.view_video",
     "responses.view_storedresponse",
     "responses.view_conversation",
     "stored_chats.view_storedchat",

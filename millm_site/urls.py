@@ -13,7 +13,16 @@ from console.playground import answers
 from management_api.openapi import document_json, document_tag
 from millm_site.http import health, metrics
 from openai_api.endpoints.try_model import try_model
-from openai_api.media.try_media import try_image, try_speech, try_transcription
+from openai_api.media.try_media import (
+    preview_video,
+    try_image,
+    try_speech,
+    try_transcription,
+    try_video,
+    try_video_cancel,
+    try_video_content,
+    try_video_state,
+)
 from openai_api.routes import root_urlpatterns
 
 
@@ -37,6 +46,11 @@ urlpatterns = [
     path("admin/try-model/image", try_image, name="try-image"),
     path("admin/try-model/speech", try_speech, name="try-speech"),
     path("admin/try-model/transcription", try_transcription, name="try-transcription"),
+    path("admin/try-model/video", try_video, name="try-video"),
+    path("admin/try-model/video/<str:video_id>", try_video_state, name="try-video-state"),
+    path("admin/try-model/video/<str:video_id>/cancel", try_video_cancel, name="try-video-cancel"),
+    path("admin/try-model/video/<str:video_id>/content", try_video_content, name="try-video-content"),
+    path("admin/media/video/<str:video_id>/preview", preview_video, name="video-preview"),
     path("admin/playground/chat", answers.ask_chat, name="playground-chat"),
     path("admin/playground/completion", answers.ask_completion, name="playground-completion"),
     path("admin/playground/inspect", answers.inspect, name="playground-inspect"),

@@ -9,11 +9,11 @@ from django.http import HttpRequest
 from core.read_only_admin import ReadOnlyAdmin
 from openai_api.keys.admin import ApiKeyAdmin
 from openai_api.keys.services import visible_days
-from openai_api.media.admin import VoiceAdmin
+from openai_api.media.admin import VideoAdmin, VoiceAdmin
 from openai_api.models import KeyDay
 from openai_api.request_log.admin import LogAccessAdmin, RequestLogAdmin
 
-__all__ = ("ApiKeyAdmin", "KeyDayAdmin", "LogAccessAdmin", "RequestLogAdmin", "VoiceAdmin")  # found here
+__all__ = ("ApiKeyAdmin", "KeyDayAdmin", "LogAccessAdmin", "RequestLogAdmin", "VideoAdmin", "VoiceAdmin")  # found here
 
 
 @admin.register(KeyDay)

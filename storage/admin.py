@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from django.conf import settings
 from django.contrib import admin
 from django.db.models import Count, OuterRef, QuerySet, Subquery
 from django.http import HttpRequest
 from django.template.defaultfilters import filesizeformat
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.formats import localize
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+from django.utils.timesince import timeuntil
 
-from storage.files import delete_files
+from storage.files import delete_files, used_bytes
 from storage.models import Batch, StoredFile, VectorStore, VectorStoreFile
 
 
@@ -67,6 +70,14 @@ def problems_html(batch: Batch) -> str | SafeString:
     return format_html("<ul>{}</ul>", format_html_join("", "<li>{}</li>", rows)) if batch.errors else NOTHING
 
 
+def usage_of_quota(used: int) -> str:
+    """Describe how much of their quota an owner uses."""
+    quota: int = settings.MILLM_STORAGE_QUOTA_BYTES
+    if not quota:
+        return f"{filesizeformat(used)}, no limit"
+    return f"{filesizeformat(used)} of {filesizeformat(quota)} ({used / quota:.0%})"
+
+
 def timeline_html(batch: Batch) -> SafeString:
     """Return the states of the batch with their times, in order."""
     rows = ((localize(at), words) for at, words in sorted(_timeline(batch)))
@@ -101,14 +112,36 @@ class ClientObjectAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not gene
 @admin.register(StoredFile)
 class StoredFileAdmin(ClientObjectAdmin):
     empty_words = "No files yet. Clients upload them to /v1/files."
-    list_display = ("filename", "purpose", "shown_size", "owner", "created_at", "expires_at", "public_id")
+    list_display = ("filename", "purpose", "shown_size", "owner", "storage_used", "created_at", "expires", "public_id")
     list_filter = ("purpose", ("owner", admin.RelatedOnlyFieldListFilter))
     search_fields = ("public_id", "filename")
-    fields = ("public_id", "filename", "purpose", "shown_size", "sha256", "owner", "created_at", "expires_at")
+    fields = (
+        *("public_id", "filename", "purpose", "shown_size", "sha256", "owner", "storage_used", "created_at"),
+        "expires_at",
+    )
+
+    def get_changelist_instance(self, request: HttpRequest) -> Any:
+        """Count the storage of each owner on the page once."""
+        found = super().get_changelist_instance(request)
+        used = {owner_id: used_bytes(owner_id) for owner_id in {file.owner_id for file in found.result_list}}
+        for file in found.result_list:
+            file.owner_used = used[file.owner_id]
+        return found
 
     @admin.display(description="size", ordering="size")
     def shown_size(self, file: StoredFile) -> str:
         return filesizeformat(file.size)
+
+    @admin.display(description="owner's storage")
+    def storage_used(self, file: Any) -> str:
+        used = getattr(file, "owner_used", None)
+        return usage_of_quota(used_bytes(file.owner_id) if used is None else used)
+
+    @admin.display(description="expires", ordering="expires_at")
+    def expires(self, file: StoredFile) -> str:
+        if file.expires_at is None:
+            return "never"
+        return f"in {timeuntil(file.expires_at, depth=1)}" if file.expires_at > timezone.now() else "expired"
 
     def delete_model(self, request: HttpRequest, obj: StoredFile) -> None:
         delete_files(files=StoredFile.objects.filter(pk=obj.pk))

@@ -162,15 +162,17 @@ class Call:
 
     @property
     def owner_id(self) -> int | None:
-        """Return the user whose objects the request may see. None: without a key; such requests share their objects."""
-        return self.key.owner_id if self.key is not None else None
+        """Return the user whose objects the request may see: the key's owner, or the user of the console's session.
+
+        None: without both; such requests share their objects.
+        """
+        return self.key.owner_id if self.key is not None else self._session_user_id
 
     def cache_salt(self, model: ModelRecord, own: str = "") -> str:
         """Return the salt of the prefix cache: requests of one user with the same ``own`` salt share cached prefixes,
         or all requests if the model allows it. Requests without key and session share theirs.
         """
-        user = self.owner_id if self.key is not None else self._session_user_id
-        return json.dumps(["all"] if model.shared_prefix_cache else ["user", user]) + own
+        return json.dumps(["all"] if model.shared_prefix_cache else ["user", self.owner_id]) + own
 
     def reserve_tokens(self, amount: int) -> None:
         if self._lease is not None:

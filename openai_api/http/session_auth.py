@@ -21,14 +21,14 @@ from openai_api.http.errors import error_headers, forbidden, method_not_allowed,
 SessionUser = User | AnonymousUser
 
 
-async def authenticate_session(request: HttpRequest, permission: str, *, act: str) -> SessionUser:
-    """Return the user. Raises MillmError 403 without the permission, 405 for anything but a POST."""
+async def authenticate_session(request: HttpRequest, permission: str, *, act: str, method: str = "POST") -> SessionUser:
+    """Return the user. Raises MillmError 403 without the permission, 405 for another method."""
     user = await request.auser()
     if not (user.is_active and user.is_staff and await user.ahas_perm(permission)):
         message = f"Sign in as staff with the permission {permission} to {act}."
         raise forbidden(message, code="permission_denied")
-    if request.method != "POST":
-        raise method_not_allowed(request.method or "", ["POST"])
+    if request.method != method:
+        raise method_not_allowed(request.method or "", [method])
     return user
 
 
@@ -60,6 +60,14 @@ def _request(endpoint: str, body: IO[bytes], content_type: str) -> ASGIRequest:
     headers = [(b"content-type", content_type.encode()), (b"content-length", str(length).encode())]
     scope = {"type": "http", "method": "POST", "path": endpoint, "query_string": b"", "headers": headers}
     return ASGIRequest(scope, body)
+
+
+def download_request_for(endpoint: str, request: HttpRequest) -> ASGIRequest:
+    """Return the request of a client for the same range of a file."""
+    names = ("range", "if-range")
+    headers = [(name.encode(), request.headers[name].encode()) for name in names if name in request.headers]
+    scope = {"type": "http", "method": "GET", "path": endpoint, "query_string": b"", "headers": headers}
+    return ASGIRequest(scope, BytesIO())
 
 
 def refusal_response(error: MillmError) -> HttpResponseBase:

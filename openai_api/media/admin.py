@@ -1,4 +1,4 @@
-"""Admin pages of voices: what each is made of, its recording, and a sentence to hear it."""
+"""Admin pages of voices and of videos."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ from django.utils.safestring import SafeString
 
 from core.errors import MillmError
 from inference.models import LanguageModel
-from media.models import Voice
+from media.models import Video, Voice
+from media.videos import delete_video
 from media.voices import MAX_RECORDING_S, delete_voices, read_embedding, read_recording, save_voice, speakers_of
 from openai_api.models import LogAccess
 from openai_api.request_log.access import HIDDEN, may_see_text, record_access
+from openai_api.request_log.summary import visible_text
+from openai_api.stored_object_admin import StoredObjectAdmin, text_blocks
 
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 MAX_EMBEDDING_FILE = 2**18  # bytes
@@ -204,3 +207,93 @@ class VoiceAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none a
 
 def _is_recorded(voice: Any) -> bool:
     return bool(voice.is_recorded)
+
+
+STATE_BADGES = {
+    Video.Status.IN_PROGRESS: "badge-busy",
+    Video.Status.COMPLETED: "badge-good",
+    Video.Status.FAILED: "badge-bad",
+}
+
+
+@admin.register(Video)
+class VideoAdmin(StoredObjectAdmin):
+    """Videos of all users. Prompts and previews are shown to users who may read the texts of requests."""
+
+    empty_words = "No videos yet. Clients create them at /v1/videos."
+    list_display = ("public_id", "model", "state", "size", "seconds", "owner", "created_at")
+    list_filter = ("status", "model", ("owner", admin.RelatedOnlyFieldListFilter))
+    list_select_related = ("owner",)
+    search_fields = ("public_id", "model", "owner__username")
+    search_help_text = "Id, model or owner."
+    actions = ()
+    text_fields = ("prompt_text", "preview")
+    readonly_fields = ("state", "problem", "size", "parameters")
+    fieldsets = (
+        (None, {"fields": ("public_id", "state", "problem", "model", "owner", "remixed_from")}),
+        ("Parameters", {"fields": ("size", "seconds", "fps", "num_frames", "seed", "parameters")}),
+        ("Time", {"fields": ("created_at", "started_at", "completed_at", "expires_at", "attempts")}),
+    )
+
+    class Media:
+        css = {"all": ("inference/models.css",)}
+
+    def has_delete_permission(self, request: HttpRequest, obj: Video | None = None) -> bool:
+        """Allow what the role allows: deleting a video stops it."""
+        return admin.ModelAdmin.has_delete_permission(self, request, obj)
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        response = super().change_view(request, object_id, form_url, extra_context)
+        row = (getattr(response, "context_data", None) or {}).get("original")
+        if response.status_code == 200 and isinstance(row, Video) and may_see_text(request.user):
+            assert isinstance(request.user, User)
+            record_access(act=LogAccess.Act.READ, user=request.user, detail={"video": row.public_id})
+        return response
+
+    @admin.display(description="state", ordering="status")
+    def state(self, video: Video) -> SafeString:
+        badge = STATE_BADGES.get(Video.Status(video.status), "")
+        words = "expired" if video.has_expired else video.get_status_display().lower()
+        shown = format_html('<span class="badge {}">{}</span>', badge, words)
+        if video.status != Video.Status.IN_PROGRESS:
+            return shown
+        bar = '{} <progress class="meter" max="100" value="{}" aria-label="Progress">{} %</progress>'
+        return format_html(bar, shown, video.progress, video.progress)
+
+    @admin.display(description="error")
+    def problem(self, video: Video) -> str:
+        return f"{video.error_code}: {video.error_message}" if video.error_code else "–"
+
+    @admin.display(description="size")
+    def size(self, video: Video) -> str:
+        return f"{video.width}x{video.height}"
+
+    @admin.display(description="options")
+    def parameters(self, video: Video) -> str:
+        shown = (f"{name}: {value}" for name, value in video.options.items() if name != "negative_prompt")
+        return ", ".join(shown) or "–"
+
+    @admin.display(description="prompt")
+    def prompt_text(self, video: Video) -> SafeString:
+        negative = video.options.get("negative_prompt")
+        avoided = [("Negative prompt", visible_text(str(negative)))] if negative else []
+        return text_blocks([("Prompt", visible_text(video.prompt)), *avoided])
+
+    @admin.display(description="preview")
+    def preview(self, video: Video) -> str | SafeString:
+        if "mp4" not in video.outputs or video.has_expired:
+            return "–"
+        url = reverse("video-preview", args=[video.public_id])
+        player = (
+            '<video controls playsinline preload="none" src="{}" aria-label="Preview"><track kind="captions"></video>'
+        )
+        return format_html(player, url)
+
+    def delete_model(self, request: HttpRequest, obj: Video) -> None:
+        delete_video(public_id=obj.public_id, owner_id=obj.owner_id)
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Video]) -> None:
+        for video in queryset:
+            self.delete_model(request, video)

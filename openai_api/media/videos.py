@@ -135,6 +135,11 @@ async def get_content(call: Call, video_id: str) -> HttpResponseBase:
         raise MillmError(message, status=501, code="unsupported_variant", param="variant")
     if name not in CONTENT_TYPES:
         raise invalid(f"`format` must be `mp4` or `avi`, got `{quote(name)}`.", param="format")
+    return await send_video(call, row, name)
+
+
+async def send_video(call: Call, row: Video, name: str = "mp4") -> HttpResponseBase:
+    """Return the file of a video in a format, or the requested range. Raises MillmError 409, 410 and 416."""
     _check_ready(row)
     output = row.outputs[name]
     content = Content(

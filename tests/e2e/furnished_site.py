@@ -108,13 +108,15 @@ from jobs.models import Job
 print(Job.objects.filter(state__in=("queued", "running")).count())
 """
 PEOPLE_AND_PROFILES = """
+from datetime import UTC, datetime
 from django.contrib.auth.models import Group, User
 from inference.models import LanguageModel
-from media.models import Voice
+from media.models import Video, Voice
 from steering import services, sharing
 from steering.profiles import lifecycle
 from steering.models import Feature, FeatureEdit, SteeringProfile
 
+FAR = datetime(2099, 1, 1, tzinfo=UTC)
 root = User.objects.get(is_superuser=True)
 people = {}
 for name, group, first, last in (
@@ -131,10 +133,15 @@ LanguageModel.objects.create(
     error="/models/large-one is not there. Check the path, or mount the disk that holds it.",
 )
 for name, kind in (("whisper", "transcription"), ("vits", "speech"), ("painter", "image"), ("filmer", "video")):
-    LanguageModel.objects.create(name=name, source=f"org/{name}", kind=kind)
+    LanguageModel.objects.create(name=name, source=f"/models/{name}", kind=kind)
 vits = LanguageModel.objects.get(name="vits")
 Voice.objects.create(name="Rita", model=vits, reference=b"fLaC", consent="Rita Moreau, on 3 March, for the demos.")
 Voice.objects.create(name="narrator", model=vits, speaker="7")
+order = {"model": "filmer", "seed": 7, "width": 832, "height": 480, "seconds": 4, "fps": 16, "num_frames": 65}
+for status, progress in (("queued", 0), ("failed", 40)):
+    error = {"error_code": "out_of_memory", "error_message": "The video is too large."} if progress else {}
+    times = {"owner": people["rita"], "not_before": FAR}
+    Video.objects.create(prompt="A ship in the rain.", status=status, progress=progress, **times, **order, **error)
 found = Feature.objects.filter(sae__name="demo-sae")
 rain, sea = list(found.search("rain")[:2]), list(found.search("sea")[:2])
 harbour = services.create_profile(

@@ -92,3 +92,20 @@ def test_deleted_files_take_their_bytes_along(
             admin_client.post("/admin/storage/storedfile/", action)
     assert not StoredFile.objects.exists()
     assert [path for path in (home / "files").rglob("*") if path.is_file()] == []
+
+
+def test_files_show_their_owner_s_quota_and_their_lifetime(admin_client: Client, file: StoredFile, settings: Any):
+    from datetime import timedelta
+
+    from django.utils import timezone
+
+    page = admin_client.get("/admin/storage/storedfile/").content.decode()
+    assert "2.0\xa0KB, no limit" in page
+    assert "never" in page
+    settings.MILLM_STORAGE_QUOTA_BYTES = 4_096
+    StoredFile.objects.update(expires_at=timezone.now() + timedelta(days=3, minutes=5))
+    page = admin_client.get("/admin/storage/storedfile/").content.decode()
+    assert "2.0\xa0KB of 4.0\xa0KB (50%)" in page
+    assert "in 3\xa0days" in page
+    detail = admin_client.get(f"/admin/storage/storedfile/{file.pk}/change/").content.decode()
+    assert "2.0\xa0KB of 4.0\xa0KB (50%)" in detail
