@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 POLL_S = 2.0  # finds videos that other processes queued
 TICK_S = 0.5  # between writes of the progress
-BEAT_S = 2.0
+BEAT_S = 2.0  # between heartbeats, at most
 ORPHANS_S = 3_600.0  # between searches for files without a row
 FAULT_PAUSE_S = 5.0
 WAIT_S = 2.0  # after the worker died
@@ -76,6 +76,7 @@ class VideoQueue:
         self._client = client
         self._ready = ready
         self._stall_s = stall_s
+        self._beat_s = min(BEAT_S, stall_s / 6)
         self._tick_s = tick_s
         self._poll_s = poll_s
         self._running: Video | None = None
@@ -197,7 +198,7 @@ class VideoQueue:
             if self._is_stopping:
                 raise StoppingError
             progress, now = self._progress, time.monotonic()
-            if progress == told and now - told_at < BEAT_S and not self._changed.is_set():
+            if progress == told and now - told_at < self._beat_s and not self._changed.is_set():
                 continue
             self._changed.clear()
             try:

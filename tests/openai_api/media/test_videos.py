@@ -617,9 +617,6 @@ async def test_openai_s_client(videos: Videos) -> None:
 
 @pytest.fixture(scope="module", params=[False, True], ids=["from text", "from an image"])
 def wan_path(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("accelerate", reason="diffusers loads Wan with it only; it is in the extra media")
-    if request.param:
-        pytest.importorskip("ftfy", reason="diffusers cleans prompts with it; it is in the extra media")
     return save_wan(tmp_path_factory.mktemp("wan"), from_images=request.param)
 
 
