@@ -117,6 +117,21 @@ def test_wan_from_text(folder: Path, tmp_path: Path, picture: Path):
 
 
 @needs_wan
+def test_the_shift_of_one_request(folder: Path, tmp_path: Path):
+    from diffusers import UniPCMultistepScheduler, WanPipeline
+
+    path = tiny_video.save_wan(folder / "shifted")
+    model, pipeline = videos(path), WanPipeline.from_pretrained(path)
+    assert "flow_shift" in model.facts.abilities
+    usual = expected_frames(pipeline)
+    pipeline.scheduler = UniPCMultistepScheduler.from_config(pipeline.scheduler.config, flow_shift=9.0)
+    shifted = expected_frames(pipeline)
+    assert np.abs(shifted - usual).max() > 1e-3
+    check(model, tmp_path, shifted, flow_shift=9.0)
+    check(model, tmp_path, usual)
+
+
+@needs_wan
 def test_wan_from_images(folder: Path, tmp_path: Path, picture: Path):
     from diffusers import WanImageToVideoPipeline
 
