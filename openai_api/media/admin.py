@@ -279,7 +279,7 @@ class VideoAdmin(StoredObjectAdmin):
     def prompt_text(self, video: Video) -> SafeString:
         negative = video.options.get("negative_prompt")
         avoided = [("Negative prompt", visible_text(str(negative)))] if negative else []
-        return text_blocks([("Prompt", visible_text(video.prompt)), *avoided])
+        return text_blocks([("", visible_text(video.prompt)), *avoided])
 
     @admin.display(description="preview")
     def preview(self, video: Video) -> str | SafeString:
