@@ -21,6 +21,7 @@ from benchmarks.media_models import RATE, save_mms, save_recording, save_sd15, s
 from benchmarks.options import Options, parse_options
 from benchmarks.record import Record
 from benchmarks.server import own_server
+from benchmarks.subject import echo
 from tests import live
 
 SECONDS = 90.0  # of the recording
@@ -66,6 +67,7 @@ def _measure(
     peers["image"] = _pipeline(models["sd"])
     values: dict[str, float] = {}
     for name, run in ours.items():
+        echo(f"{name} ...")
         run()  # loads the model
         peers[name]()
         mine, theirs = [], []
@@ -167,6 +169,7 @@ def _text_beside(client: httpx2.Client, model: str, jobs: dict[str, Callable[[],
     alone = _percentile(_gaps(client, model))
     values = {"text_itl_p95_ms": alone * 1_000}
     for name, job in jobs.items():
+        echo(f"text beside {name} ...")
         with _repeated(job):
             time.sleep(1.0)
             beside = _percentile(_gaps(client, model))

@@ -27,15 +27,21 @@ WHISPER_BASE: dict[str, Any] = {
 
 
 def save_whisper_base(folder: Path) -> Path:
-    """Save Whisper base's shape with a small vocabulary."""
-    from transformers import WhisperConfig, WhisperForConditionalGeneration
+    """Save Whisper base's shape with a small vocabulary.
+
+    It writes as many tokens as it may in each window, and no times within one, so that all programs do the same work.
+    """
+    from transformers import AutoTokenizer, WhisperConfig, WhisperForConditionalGeneration
 
     save_whisper(folder)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     tiny: Any = WhisperForConditionalGeneration.from_pretrained(folder)
     config = WhisperConfig(**{**tiny.config.to_dict(), **WHISPER_BASE})
     model: Any = WhisperForConditionalGeneration(config)
     model.generation_config = copy.deepcopy(tiny.generation_config)
     model.generation_config.max_length = WHISPER_BASE["max_target_positions"]
+    times = tokenizer.convert_tokens_to_ids([f"<|{0.02 * step:.2f}|>" for step in range(1, 1_500)])
+    model.generation_config.suppress_tokens += [tokenizer.convert_tokens_to_ids("<|endoftext|>"), *times]
     model.save_pretrained(folder)
     return folder
 

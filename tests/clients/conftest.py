@@ -15,7 +15,7 @@ from tests.classifier_builders import build_classifier
 from tests.clients.environment import installed
 from tests.conftest import site_environment
 from tests.embedding_builders import build_embedder
-from tests.media.tiny import save_stable_diffusion, save_vits, save_whisper
+from tests.media.tiny import save_parakeet_ctc, save_speecht5, save_stable_diffusion, save_vits, save_whisper
 from tests.media.tiny_video import save_wan
 
 OPENAI_CATEGORIES = tuple(field.alias or name for name, field in Categories.model_fields.items())
@@ -57,14 +57,17 @@ def media_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("media-models")
     models = {
         "whisper-1": save_whisper(folder / "whisper"),
+        "parakeet": save_parakeet_ctc(folder / "parakeet"),
         "tts-1": save_vits(folder / "vits"),
+        "speecht5": save_speecht5(folder / "speecht5"),
         "gpt-image-1": save_stable_diffusion(folder / "images"),
         "sora-2": save_wan(folder / "videos"),
     }
     with database.own_database() as url:
         environment = site_environment(url, tmp_path_factory.mktemp("media-site"))
         for name, path in models.items():
-            live.manage("add_model", name, str(path), environment=environment)
+            default = ("--default",) if name in {"whisper-1", "tts-1"} else ()
+            live.manage("add_model", name, str(path), *default, environment=environment)
         with live.serving(environment=environment) as server:
             yield server.url
             assert server.stop() == 0, server.output

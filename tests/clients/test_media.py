@@ -37,6 +37,10 @@ def test_openai_audio(openai: Report) -> None:
     assert found["srt"].startswith("1\n00:00:")
     assert found["events"][-1] == "transcript.text.done"
     assert isinstance(found["english"], str)
+    other = openai("other_models")
+    assert other["bytes"] > 1_000
+    assert other["seconds"] == pytest.approx((other["bytes"] - 44) / 32_000, abs=0.02)
+    assert isinstance(other["text"], str)
 
 
 def test_openai_images(openai: Report) -> None:
@@ -52,7 +56,7 @@ def test_openai_videos(openai: Report) -> None:
 
 def test_open_webui(open_webui: Report) -> None:
     assert open_webui("voices")["alloy"] == "alloy"
-    assert open_webui("models") == ["tts-1"]
+    assert open_webui("models") == ["speecht5", "tts-1"]
     assert open_webui("speech")["type"] == "audio/mpeg"
     assert isinstance(open_webui("transcription")["text"], str)
     assert open_webui("image") == {"count": 1, "start": PNG}

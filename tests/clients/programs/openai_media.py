@@ -58,6 +58,15 @@ def transcriptions(url: str) -> Any:
 
 
 @case
+def other_models(url: str) -> Any:
+    """SpeechT5 speaks, and Parakeet writes."""
+    audio = client_of(url).audio
+    made = audio.speech.create(model="speecht5", voice="alloy", input="hello you", response_format="wav")
+    written = audio.transcriptions.create(model="parakeet", file=("speech.wav", made.content), response_format="json")
+    return {"bytes": len(made.content), "seconds": written.usage.seconds, "text": written.text}
+
+
+@case
 def images(url: str) -> Any:
     images = client_of(url).images
     made = images.generate(model="gpt-image-1", prompt="a cat", size="64x64", n=2, extra_body={"seed": 1, "steps": 2})
