@@ -26,7 +26,7 @@ from tests import live
 
 SECONDS = 90.0  # of the recording
 SENTENCE = "the quick brown fox jumps over the lazy dog and then it rests for a while in the shade"
-SIZE, STEPS = 256, 4
+SIZE, STEPS = 128, 2
 TOKENS = 120
 NOTES = (
     f"transcription: a recording of {SECONDS:g} s, Whisper base's shape, 128 tokens per window at most",

@@ -56,6 +56,7 @@ ENVIRONMENT = {
     "TQDM_DISABLE": "1",  # no progress bars in the log
     "TRANSFORMERS_VERBOSITY": "error",  # its advice is for users of the library
     "DIFFUSERS_VERBOSITY": "error",
+    "OMP_WAIT_POLICY": "passive",  # threads that spin would take the engine's cores
     "SVT_LOG": "1",  # only errors of the AV1 encoder
 }
 
@@ -265,7 +266,7 @@ class MediaClient:
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                start_new_session=True,
+                process_group=0,  # Ctrl-C is for the server; in its session, or niceness would not count between them
             )
         self._worker = _Running(process, Connection(os.dup(ours.fileno())), ours, now)
         threading.Thread(target=self._read, args=(self._worker,), name="media-client", daemon=True).start()

@@ -5,8 +5,9 @@ priority, so that text and audio do not wait for them. A task's exception become
 ends with the connection, at once, whatever its lanes do.
 
 A lane uses at most as many threads of torch as the process may use cores; ``OMP_NUM_THREADS`` lowers that. Both lanes
-and the engine of the server may run at the same time: then the kernel shares the cores, and the diffusion lane gets
-what the others leave, because the threads that torch starts for a lane inherit its priority.
+and the engine of the server may run at the same time: then the kernel shares the cores by niceness, which the threads
+that torch starts for a lane inherit. Text comes first, then audio, and diffusion gets what they leave; decision 37 has
+the figures.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from media.worker.loading import UnsupportedModelError
 from media.worker.models import Models
 
 logger = logging.getLogger(__name__)
-DIFFUSION_NICENESS = 10
+NICENESS, DIFFUSION_NICENESS = 5, 19
 OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")  # in messages of torch
 LANES: dict[type, str] = {
     Load: "loads",
@@ -202,6 +203,7 @@ def release_memory() -> None:
 
 def main(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which closes the connection
+    os.nice(NICENESS)  # text is the server's main job; all threads inherit it
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s media worker: %(message)s")
     warnings.simplefilter("ignore")  # libraries warn about how they are called
     torch.set_num_threads(min(torch.get_num_threads(), len(os.sched_getaffinity(0))))

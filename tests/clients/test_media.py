@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
+from millm_site.env import PROJECT_DIR
 from tests.clients.environment import Report, run_node, run_python
 
+PAGE = PROJECT_DIR / "docs" / "media.md"
 PNG = list(b"\x89PNG")
 
 
@@ -41,6 +46,16 @@ def test_openai_audio(openai: Report) -> None:
     assert other["bytes"] > 1_000
     assert other["seconds"] == pytest.approx((other["bytes"] - 44) / 32_000, abs=0.02)
     assert isinstance(other["text"], str)
+
+
+def test_the_example_of_the_page(
+    media_site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example.replace("http://127.0.0.1:8000", media_site), "docs/media.md", "exec"), {})  # noqa: S102
+    assert (tmp_path / "hello.mp3").stat().st_size > 1_000
+    assert capsys.readouterr().out.endswith("\n")
 
 
 def test_openai_images(openai: Report) -> None:
