@@ -71,7 +71,7 @@ def test_openai_videos(openai: Report) -> None:
 
 def test_open_webui(open_webui: Report) -> None:
     assert open_webui("voices")["alloy"] == "alloy"
-    assert open_webui("models") == ["speecht5", "tts-1"]
+    assert open_webui("models") == ["tts-1", "speecht5"]
     assert open_webui("speech")["type"] == "audio/mpeg"
     assert isinstance(open_webui("transcription")["text"], str)
     assert open_webui("image") == {"count": 1, "start": PNG}
