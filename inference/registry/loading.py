@@ -13,7 +13,7 @@ from inference.files.architectures import MEDIA_KINDS
 from inference.models import LanguageModel
 from inference.registry.records import smallest
 
-MEDIA_ACTIVATIONS = 0.25  # of the weights; measured for small diffusion models
+MEDIA_ACTIVATIONS = 0.25  # of the weights: an allowance, not measured for large sizes
 
 if TYPE_CHECKING:
     from inference.engine.models.loader import LoadedModel, ModelSpec
