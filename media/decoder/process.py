@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import logging
 import os
-import selectors
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from core.errors import MillmError
-from core.isolation import NEEDED
+from core.isolated_process import (
+    BLOCK,
+    TooMuchOutputError,
+    TooSlowError,
+    copy_output,
+    isolated_child,
+    never,
+    warn_about_isolation,
+)
 from media.decoder.__main__ import REFUSED, Header, Task
 
 if TYPE_CHECKING:
@@ -26,10 +29,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 logger = logging.getLogger(__name__)
-ROOT = Path(__file__).resolve().parents[2]
-BLOCK = 2**18
-MAX_MESSAGES = 2**16  # bytes of standard error that are kept
-POLL_S = 0.5
+MAX_LINES = 2**10  # bytes of the decoder's two lines
 MEMORY = 2 * 2**30
 MIN_CPU_S = 30
 SECONDS_PER_CPU_S = 20  # of audio that a slow core decodes in a second of its time, at least
@@ -40,10 +40,6 @@ class DecodeError(MillmError):
     """The file cannot be decoded."""
 
     code = "invalid_file"
-
-
-def _nothing() -> None:
-    """Do nothing: the default for callers that never cancel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +74,7 @@ class Audio:
 
 
 @contextmanager
-def decoded_audio(path: Path, *, max_seconds: float, check: Callable[[], None] = _nothing) -> Iterator[Audio]:
+def decoded_audio(path: Path, *, max_seconds: float, check: Callable[[], None] = never) -> Iterator[Audio]:
     """Decode an audio or video file. Raise DecodeError, before the block.
 
     ``check`` is called twice a second; an exception that it raises ends the decoder.
@@ -90,7 +86,7 @@ def decoded_audio(path: Path, *, max_seconds: float, check: Callable[[], None] =
         yield Audio(spool, header.container)
 
 
-def decode_image(path: Path, *, max_pixels: int, check: Callable[[], None] = _nothing) -> Image:
+def decode_image(path: Path, *, max_pixels: int, check: Callable[[], None] = never) -> Image:
     """Decode an image file. Raise DecodeError."""
     with tempfile.SpooledTemporaryFile(max_size=2**28) as spool:
         header = _run(path, Task("image", MIN_CPU_S, MEMORY, max_pixels=max_pixels), spool, 4 * max_pixels, check)
@@ -104,70 +100,37 @@ def decode_image(path: Path, *, max_pixels: int, check: Callable[[], None] = _no
 def image_size(path: Path, *, max_pixels: int) -> tuple[int, int]:
     """Decode an image file, and return its width and height. Raise DecodeError."""
     with Path(os.devnull).open("wb") as nothing:
-        header = _run(path, Task("image", MIN_CPU_S, MEMORY, max_pixels=max_pixels), nothing, 4 * max_pixels, _nothing)
+        header = _run(path, Task("image", MIN_CPU_S, MEMORY, max_pixels=max_pixels), nothing, 4 * max_pixels, never)
     return header.width, header.height
 
 
 def _run(path: Path, task: Task, spool: IO[bytes], max_bytes: int, check: Callable[[], None]) -> Header:
     """Write the decoder's data into ``spool`` and return its header."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    environment = {"PATH": os.environ.get("PATH", ""), "PYTHONPATH": str(ROOT), **threads}
-    with path.open("rb") as file:
-        process = subprocess.Popen(  # noqa: S603 - ourselves
-            [sys.executable, "-m", "media.decoder", json.dumps(asdict(task))],
-            cwd=ROOT,
-            env=environment,
-            stdin=file,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the server
-        )
-    try:
-        lines, messages = _copy(process, spool, task.cpu_s, max_bytes, check)
-    finally:
-        process.kill()
-        process.wait()
-        for pipe in (process.stdout, process.stderr):
-            assert pipe is not None
-            pipe.close()
-    return _header(process.returncode, lines, messages)
+    output, limit = _Output(spool), max_bytes + MAX_LINES
+    with isolated_child("media.decoder", json.dumps(asdict(task)), file=path, environment=threads) as process:
+        try:
+            messages = copy_output(process, output.write, wall_s=4 * task.cpu_s + 60, max_bytes=limit, check=check)
+        except (TooMuchOutputError, TooSlowError):
+            raise DecodeError("The file takes too long or too much memory to be decoded.") from None
+    return _header(process.returncode, output.lines, messages)
 
 
-def _copy(
-    process: subprocess.Popen[bytes], spool: IO[bytes], cpu_s: int, max_bytes: int, check: Callable[[], None]
-) -> tuple[list[bytes], bytes]:
-    """Return the first two lines of the output and the messages; write the rest of the output into ``spool``."""
-    assert process.stdout is not None
-    assert process.stderr is not None
-    deadline, checked_at = time.monotonic() + 4 * cpu_s + 60, time.monotonic()
-    head, messages, num_bytes = b"", bytearray(), 0
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        selector.register(process.stderr, selectors.EVENT_READ)
-        while selector.get_map():
-            for key, _ in selector.select(POLL_S):
-                block = os.read(key.fd, BLOCK)
-                if not block:
-                    selector.unregister(key.fileobj)
-                elif key.fileobj is process.stderr:
-                    messages += block
-                    del messages[:-MAX_MESSAGES]
-                elif head.count(b"\n") < 2:
-                    head += block
-                    if head.count(b"\n") >= 2:
-                        isolation, header, rest = head.split(b"\n", 2)
-                        head = isolation + b"\n" + header + b"\n"
-                        num_bytes += spool.write(rest)
-                else:
-                    num_bytes += spool.write(block)
-            now = time.monotonic()
-            if now > deadline or num_bytes > max_bytes:
-                raise DecodeError("The file takes too long or too much memory to be decoded.")
-            if now - checked_at >= POLL_S:
-                checked_at = now
-                check()
-    process.wait(max(0.1, deadline - time.monotonic()))
-    return head.splitlines(), bytes(messages)
+class _Output:
+    """Takes the first two lines of the decoder's output, and writes the rest into ``spool``."""
+
+    def __init__(self, spool: IO[bytes]) -> None:
+        self.lines: list[bytes] = []
+        self._spool = spool
+        self._head = b""
+
+    def write(self, block: bytes) -> None:
+        if not self.lines:
+            self._head += block
+            if self._head.count(b"\n") < 2:
+                return
+            *self.lines, block = self._head.split(b"\n", 2)
+        self._spool.write(block)
 
 
 def _header(returncode: int, lines: list[bytes], messages: bytes) -> Header:
@@ -177,16 +140,5 @@ def _header(returncode: int, lines: list[bytes], messages: bytes) -> Header:
     if returncode != 0 or len(lines) != 2:
         logger.debug("The decoder ended with %d: %s", returncode, messages.decode("utf-8", "replace"))
         raise DecodeError("The file takes too long or too much memory to be decoded, or crashes its decoder.")
-    _note_isolation(frozenset(json.loads(lines[0])))
+    warn_about_isolation(frozenset(json.loads(lines[0])), "Media files are decoded")
     return Header(**json.loads(lines[1]))
-
-
-@cache
-def _note_isolation(entered: frozenset[str]) -> None:
-    """Warn about missing isolation, once per process."""
-    if missing := sorted(NEEDED - entered):
-        logger.warning(
-            "Media files are decoded without %s, which this kernel or container does not permit; a fault in a decoder "
-            "could read files or open connections.",
-            " and ".join(missing),
-        )

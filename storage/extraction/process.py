@@ -5,27 +5,26 @@ from __future__ import annotations
 import json
 import logging
 import os
-import selectors
 import subprocess
-import sys
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from pathlib import Path
 
-from core.isolation import NEEDED
+from core.isolated_process import (
+    TooMuchOutputError,
+    TooSlowError,
+    copy_output,
+    isolated_child,
+    never,
+    warn_about_isolation,
+)
 from storage.chunking import Chunking
 from storage.errors import ExtractionError
 from storage.extraction.__main__ import REFUSED, Task
 
 logger = logging.getLogger(__name__)
-ROOT = Path(__file__).resolve().parents[2]
 MAX_PIECES = 100_000  # per file
-MAX_MESSAGES = 2**16  # bytes that a parser may write to standard error
-BLOCK = 2**16
-POLL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +41,9 @@ class Limits:
     max_pieces: int = MAX_PIECES
 
 
-def _nothing() -> None:
-    """Do nothing. The default for callers that never cancel."""
-
-
 def extract_text(path: Path, filename: str, limits: Limits = Limits()) -> str:
     """Return the document's text without characters that Postgres cannot store. Raise ExtractionError if that fails."""
-    return _run(path, filename, Task(limits.cpu_s, limits.memory, limits.max_text, 1), limits, _nothing).decode()
+    return _run(path, filename, Task(limits.cpu_s, limits.memory, limits.max_text, 1), limits, never).decode()
 
 
 def extract_pieces(
@@ -58,11 +53,12 @@ def extract_pieces(
     tokenizer: bytes,
     chunking: Chunking,
     limits: Limits = Limits(),
-    check: Callable[[], None] = _nothing,
+    check: Callable[[], None] = never,
 ) -> list[str]:
     """Return the text of the document in chunks. Raise ExtractionError if that fails.
 
-    ``tokenizer`` is a tokenizer's JSON. ``check`` is called every second; an exception that it raises ends the process.
+    ``tokenizer`` is a tokenizer's JSON. ``check`` is called twice a second; an exception that it raises ends the
+    process.
     """
     task = Task(limits.cpu_s, limits.memory, limits.max_text, limits.max_pieces, **asdict(chunking))
     with ExitStack() as stack:
@@ -76,28 +72,12 @@ def extract_pieces(
 
 
 def _run(path: Path, filename: str, task: Task, limits: Limits, check: Callable[[], None]) -> bytes:
-    command = [sys.executable, "-m", "storage.extraction", filename, json.dumps(asdict(task))]
-    environment = {"PATH": os.environ.get("PATH", ""), "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
-    with path.open("rb") as document:
-        process = subprocess.Popen(  # noqa: S603 - ourselves
-            command,
-            cwd=ROOT,
-            env=environment,
-            stdin=document,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=() if task.tokenizer is None else (task.tokenizer,),
-            start_new_session=True,  # Ctrl-C is for the server, which then interrupts the job
-        )
-    try:
+    arguments = ("storage.extraction", filename, json.dumps(asdict(task)))
+    descriptors = () if task.tokenizer is None else (task.tokenizer,)
+    environment = {"PYTHONIOENCODING": "utf-8"}
+    with isolated_child(*arguments, file=path, environment=environment, pass_fds=descriptors) as process:
         # Chunks that overlap by half contain the text twice, and some letters grow by up to three bytes.
-        out, err = read_bounded(process, limits.wall_s, 8 * limits.max_text + BLOCK, check)
-    finally:
-        process.kill()
-        process.wait()
-        for pipe in (process.stdout, process.stderr):
-            assert pipe is not None
-            pipe.close()
+        out, err = read_bounded(process, limits.wall_s, 8 * limits.max_text + 2**16, check)
     return _result(process.returncode, out, err)
 
 
@@ -105,31 +85,14 @@ def read_bounded(
     process: subprocess.Popen[bytes], wall_s: float, max_bytes: int, check: Callable[[], None]
 ) -> tuple[bytes, bytes]:
     """Return the output of the process. Raise ExtractionError if it is too long or comes too late."""
-    assert process.stdout is not None
-    assert process.stderr is not None
-    deadline = time.monotonic() + wall_s
-    out, err = bytearray(), bytearray()
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ, out)
-        selector.register(process.stderr, selectors.EVENT_READ, err)
-        checked_at = time.monotonic()
-        while selector.get_map():
-            for key, _ in selector.select(min(POLL_S, max(0.0, deadline - time.monotonic()))):
-                block = os.read(key.fd, BLOCK)
-                key.data.extend(block)
-                if not block:
-                    selector.unregister(key.fileobj)
-            del err[:-MAX_MESSAGES]  # the message is in the last line
-            if len(out) > max_bytes:
-                raise ExtractionError("The document contains too much text.")
-            now = time.monotonic()
-            if now > deadline:
-                raise ExtractionError("Reading the document takes too long.")
-            if now - checked_at >= POLL_S:
-                checked_at = now
-                check()
-    process.wait(max(0.1, deadline - time.monotonic()))
-    return bytes(out), bytes(err)
+    out = bytearray()
+    try:
+        err = copy_output(process, out.extend, wall_s=wall_s, max_bytes=max_bytes, check=check)
+    except TooMuchOutputError:
+        raise ExtractionError("The document contains too much text.") from None
+    except TooSlowError:
+        raise ExtractionError("Reading the document takes too long.") from None
+    return bytes(out), err
 
 
 def _result(returncode: int, out: bytes, err: bytes) -> bytes:
@@ -142,16 +105,5 @@ def _result(returncode: int, out: bytes, err: bytes) -> bytes:
             "The document could not be read: the parser crashed, or took too long or too much memory."
         )
     entered, _, text = out.partition(b"\n")
-    _warn_about_isolation(frozenset(json.loads(entered)))
+    warn_about_isolation(frozenset(json.loads(entered)), "Documents are parsed")
     return text
-
-
-@cache
-def _warn_about_isolation(entered: frozenset[str]) -> None:
-    """Warn about missing isolation, once per process."""
-    if missing := sorted(NEEDED - entered):
-        logger.warning(
-            "Documents are parsed without %s, which this kernel or container does not permit. A vulnerability in a "
-            "parser could be used to read files or open connections.",
-            " and ".join(missing),
-        )

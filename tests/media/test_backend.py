@@ -65,9 +65,9 @@ async def state(name: str = "tts") -> str:
     return (await in_thread(lambda: LanguageModel.objects.get(name=name))).state
 
 
-async def until_state(wanted: str) -> None:
+async def until_state(expected: str) -> None:
     async with asyncio.timeout(20):
-        while await state() != wanted:  # noqa: ASYNC110 - the registry has no event for it
+        while await state() != expected:  # noqa: ASYNC110 - the registry has no event for it
             await asyncio.sleep(0.01)
 
 

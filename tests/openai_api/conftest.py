@@ -6,15 +6,18 @@ Requests and events are pickled on their way to the engine and back, so that one
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
+import httpx2 as httpx
 import pytest
+from django.core.handlers.asgi import ASGIHandler
 from django.core.signals import request_finished
 from django.db import close_old_connections
 from django.http.response import HttpResponseBase
 from django.test import AsyncClient
+from openai import AsyncOpenAI
 
 from core.runtime import runtime
 from inference.registry.records import ModelRecord
@@ -188,3 +191,17 @@ async def chunks_of(response: Any) -> list[Any]:
     """Data events as JSON, but for the final [DONE]."""
     events = [event.removeprefix("data: ") for event in await events_of(response) if event.startswith("data: ")]
     return [event if event == "[DONE]" else json.loads(event) for event in events]
+
+
+@pytest.fixture
+async def strict_client(api: Api) -> AsyncIterator[AsyncOpenAI]:
+    """Strict where the client can be: what does not fit its types is an error."""
+    transport = httpx.ASGITransport(app=cast("Any", ASGIHandler()), client=("127.0.0.1", 1))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost/v1") as http:
+        yield AsyncOpenAI(
+            base_url="http://localhost/v1",
+            api_key="none",
+            http_client=http,
+            max_retries=0,
+            _strict_response_validation=True,
+        )

@@ -509,7 +509,7 @@ async def test_uploads_that_are_refused(api: Api, settings: Any):
 
 
 def made(data: bytes = TEXT, *, lifetime_s: int = 3_600, name: str = "image.png") -> StoredFile:
-    """Store a file that the server made, of an owner whom no request without a key may act for."""
+    """Store a file that the server made, of an owner for which no request without a key may act."""
     owner = get_user_model().objects.create(username=name)
     with BlobStore.from_settings().writing() as writer:
         writer.write(data)

@@ -8,17 +8,15 @@ import io
 import json
 import struct
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import httpx2 as httpx
 import numpy as np
 import pytest
 import torch
 from django.core.files.uploadedfile import SimpleUploadedFile
-from django.core.handlers.asgi import ASGIHandler
 from django.test import override_settings
 from django.utils import timezone
 from hypothesis import given
@@ -52,20 +50,6 @@ def painter(with_models: Callable[..., Api], diffusion_path: Path, settings: Any
     settings.MILLM_HOME = tmp_path
     settings.MILLM_MIN_FREE_BYTES = 0
     return with_models(("painter", "image", diffusion_path))
-
-
-@pytest.fixture
-async def strict_client(painter: Api) -> AsyncIterator[AsyncOpenAI]:
-    """Strict where the client can be: what does not fit its types is an error."""
-    transport = httpx.ASGITransport(app=cast("Any", ASGIHandler()), client=("127.0.0.1", 1))
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost/v1") as http:
-        yield AsyncOpenAI(
-            base_url="http://localhost/v1",
-            api_key="none",
-            http_client=http,
-            max_retries=0,
-            _strict_response_validation=True,
-        )
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, cast
+from typing import Any
 
-import httpx2 as httpx
 import pytest
-from django.core.handlers.asgi import ASGIHandler
 from openai import AsyncOpenAI
 
 from tests.openai_api.conftest import Api
@@ -30,14 +28,5 @@ async def end_jobs(api: Api) -> None:
 
 
 @pytest.fixture
-async def client(stored: Api) -> AsyncIterator[AsyncOpenAI]:
-    """Strict where the client can be: what does not fit its types is an error."""
-    transport = httpx.ASGITransport(app=cast("Any", ASGIHandler()), client=("127.0.0.1", 1))
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost/v1") as http:
-        yield AsyncOpenAI(
-            base_url="http://localhost/v1",
-            api_key="none",
-            http_client=http,
-            max_retries=0,
-            _strict_response_validation=True,
-        )
+def client(stored: Api, strict_client: AsyncOpenAI) -> AsyncOpenAI:
+    return strict_client
