@@ -59,9 +59,9 @@ def test_a_model_that_is_replaced_ends_its_sequences_and_is_freed(tmp_path):
         old = loaded_with(1, tmp_path / "old")
         module = weakref.ref(old.module)
         loop.attach(old).result(10)
+        new = loaded_with(2, tmp_path / "new")  # first: the sequence must not end while it loads
         loop.submit([build_request(max_tokens=240)], "running")
         streaming(mailbox, "running")
-        new = loaded_with(2, tmp_path / "new")
         loop.attach(new).result(10)
         assert mailbox.ended("running").failed.code == "model_unloaded"
         loop.submit([build_request()], "next")
