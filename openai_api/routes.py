@@ -113,6 +113,8 @@ from openai_api.openapi.parameters import (
     SIGNED_LINK,
     VIDEO_CONTENT,
 )
+from openai_api.residuals.endpoint import read_residuals
+from openai_api.residuals.schemas import ResidualsBody, ResidualsRequest
 from openai_api.responses.conversations import (
     add_items,
     create_conversation,
@@ -319,6 +321,9 @@ ROUTES = (
     _features("POST", "/v1/features/activations", read_activations, "readFeatureActivations",
         "Read feature activations", request=FeatureActivationsRequest,
         response=FeatureActivationsBody, returns="Activations by text and token.", is_steered=True, errors=(409, 504)),
+    _features("POST", "/v1/residuals", read_residuals, "readResiduals", "Read residuals",
+        request=ResidualsRequest, response=ResidualsBody, is_steered=True, errors=(409, 504),
+        returns="Residuals by input and site; with `response_format`, a safetensors or npz file."),
     _features("POST", "/v1/features/contrast", contrast_features, "contrastFeatures",
         "Find features that separate two sets of texts", request=FeatureContrastRequest,
         response=FeatureContrastBody, returns="Features, largest effect on the texts first.",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from core.errors import MillmError
 from inference.files.architectures import ModelKind
+from inference.interventions import Site
 from inference.registry.records import ModelRecord
 from inference.text.grammar_compiler import GrammarCompiler
 from inference.text.model_text import ModelText
@@ -63,6 +65,7 @@ class ModelCard:
     dimensions: int = 0  # of the vectors of an embedding model
     grammars: GrammarCompiler | None = None  # of a generation model
     labels: tuple[str, ...] = ()  # of a classifier
+    sites: Mapping[Site, int] = field(default_factory=dict)  # every site with its number of values
 
 
 Card = ModelCard | MediaCard

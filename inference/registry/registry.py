@@ -244,6 +244,7 @@ class ModelRegistry:
             entry.loaded.hidden_size,
             entry.loaded.grammars,
             entry.loaded.labels,
+            entry.loaded.sites,
         )
 
     def _is_busy(self, name: str) -> bool:

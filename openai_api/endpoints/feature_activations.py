@@ -22,6 +22,7 @@ from openai_api.http.call import Call
 from openai_api.http.endpoint import json_response
 from openai_api.schemas.bodies import TokenActivationsBody
 from openai_api.schemas.features import (
+    CapturedTextsRequest,
     FeatureActivationsBody,
     FeatureActivationsRequest,
     InputActivationsBody,
@@ -53,7 +54,7 @@ async def read_activations(call: Call) -> HttpResponseBase:
     return json_response(body)
 
 
-async def plan_texts(request: FeatureActivationsRequest, target: Target) -> Plan:
+async def plan_texts(request: CapturedTextsRequest, target: Target) -> Plan:
     """Plan each text once, with a greedy continuation if one was requested."""
     prompts: Sequence[Sequence[int]]
     if request.input is not None:

@@ -6,21 +6,32 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from inference.captures import EVERYWHERE, ActivationCapture, CaptureSpec, FeatureValues, Probe, Span, TopFeatures
+from inference.captures import (
+    EVERYWHERE,
+    ActivationCapture,
+    CaptureSpec,
+    FeatureValues,
+    Pooling,
+    Probe,
+    Residuals,
+    Span,
+    TopFeatures,
+)
 from inference.client import CaptureEvent, Event, FinishedEvent, TokensEvent
-from inference.interventions import Phase
+from inference.interventions import Phase, Site
 from inference.registry.model_card import ModelCard
 from inference.text.model_text import ModelText
 from openai_api.backend import get_backend
 from openai_api.generation.run import Plan
 from openai_api.generation.target import Target
 from openai_api.http.errors import invalid
-from openai_api.schemas.activations import DEFAULT_TOP_K, CaptureFields
+from openai_api.schemas.activations import DEFAULT_TOP_K, CaptureFields, TokenSelection
 from openai_api.schemas.bodies import FeatureActivationBody, TokenActivationsBody
 from steering.errors import SteeringError
 from steering.sae_registry.loaded_sae import LoadedSAE
 
 MAX_VALUES = 200_000  # limit of one response
+RESIDUALS = Residuals()
 
 _PHASES: dict[str, Phase] = {"prompt": "prompt", "completion": "generation", "both": "both"}
 
@@ -63,10 +74,24 @@ def read_of(fields: CaptureFields, sae: LoadedSAE, special_token_ids: frozenset[
         last = sae.encoder.d_sae - 1
         raise invalid(f"Features of {sae.name} must be 0 to {last}, got {worst}.", param=param, code="invalid_feature")
     count = min(fields.top_k or DEFAULT_TOP_K, sae.encoder.d_sae)
+    probe = FeatureValues(sae.ref, tuple(fields.features)) if fields.features else TopFeatures(sae.ref, count)
+    return capture_spec(fields, sae.site, special_token_ids, probe=probe)
+
+
+def capture_spec(
+    fields: TokenSelection,
+    site: Site,
+    special_token_ids: frozenset[int],
+    *,
+    probe: Probe = RESIDUALS,
+    pooling: Pooling = "none",
+) -> CaptureSpec:
+    """Return the capture of the tokens that ``fields`` select."""
     spans = tuple(Span(*ends) for ends in fields.ranges) if fields.ranges else EVERYWHERE
     return CaptureSpec(
-        site=sae.site,
-        probe=FeatureValues(sae.ref, tuple(fields.features)) if fields.features else TopFeatures(sae.ref, count),
+        site=site,
+        probe=probe,
+        pooling=pooling,
         stage=fields.stage or "post",
         phase=_PHASES[fields.phase or "both"],
         spans=spans,

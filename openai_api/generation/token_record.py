@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
 
-from inference.captures import ActivationCapture, CaptureSpec, FeatureValues
+from inference.captures import ActivationCapture, CaptureSpec, FeatureValues, Residuals
 from inference.client import CaptureEvent, Event, GenerationRequest, TokenLogprob, TokensEvent
 from inference.text.model_text import ModelText
 from openai_api.generation.token_text import finite
@@ -61,7 +61,7 @@ class TokenRecord:
         """Return a record, or None where no per-token data was requested. ``own_reads`` excludes watch rules."""
         sequences = {
             request.index: _Sequence(
-                request.prompt_token_ids, own_reads(request.index), request.sampling.logprobs is not None
+                request.prompt_token_ids, _of_features(own_reads(request.index)), request.sampling.logprobs is not None
             )
             for request in requests
         }
@@ -135,6 +135,11 @@ class TokenRecord:
         if features is not None:
             body["features"] = [[index, _short(value)] for index, value in features]
         return body
+
+
+def _of_features(specs: tuple[CaptureSpec, ...]) -> tuple[CaptureSpec, ...]:
+    """Return the captures if they read features. Residuals are not stored: they are large, and nobody reads them."""
+    return () if any(isinstance(spec.probe, Residuals) for spec in specs) else specs
 
 
 def _runs(sequence: _Sequence) -> list[range]:

@@ -34,16 +34,11 @@ def _ends(value: Any) -> Any:
 Range = Annotated[Ends, BeforeValidator(_ends, json_schema_input_type=list[int | None])]
 
 
-class CaptureFields(Part):
-    sae: str | None = Field(None, min_length=1, max_length=200, description="Required if the model has several SAEs.")
-    features: list[Annotated[int, Field(ge=0, lt=_PLACE)]] | None = Field(
-        None, min_length=1, max_length=MAX_FEATURES, description="Return only these features, with their exact values."
-    )
-    top_k: int | None = Field(
-        None, ge=1, le=MAX_TOP_K, description=f"Number of strongest features per token. Default: {DEFAULT_TOP_K}."
-    )
+class TokenSelection(Part):
+    """Which tokens are read, and on which side of the edits."""
+
     stage: Literal["pre", "post"] | None = Field(
-        None, description="Read before or after steering at the SAE's site. Default: after."
+        None, description="Read before or after steering at the site. Default: after."
     )
     phase: Literal["prompt", "completion", "both"] | None = Field(None, description="Default: both.")
     ranges: list[Range] | None = Field(
@@ -53,6 +48,16 @@ class CaptureFields(Part):
         description="Token ranges [start, end), counted from the prompt's first token.",
     )
     special_tokens: bool | None = Field(None, description="Include special tokens. Default: false.")
+
+
+class CaptureFields(TokenSelection):
+    sae: str | None = Field(None, min_length=1, max_length=200, description="Required if the model has several SAEs.")
+    features: list[Annotated[int, Field(ge=0, lt=_PLACE)]] | None = Field(
+        None, min_length=1, max_length=MAX_FEATURES, description="Return only these features, with their exact values."
+    )
+    top_k: int | None = Field(
+        None, ge=1, le=MAX_TOP_K, description=f"Number of strongest features per token. Default: {DEFAULT_TOP_K}."
+    )
 
 
 class ActivationsOptions(CaptureFields):

@@ -9,7 +9,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from openai_api.http.errors import invalid
-from openai_api.schemas.activations import CaptureFields
+from openai_api.schemas.activations import CaptureFields, TokenSelection
 from openai_api.schemas.base import Harmless, RequestSchema
 from openai_api.schemas.bodies import FeatureActivationBody, MillmBody, UsageBody
 from openai_api.schemas.chat import ChatRequest
@@ -98,7 +98,9 @@ MAX_INPUTS = 128
 MAX_COMPLETION = 4096
 
 
-class FeatureActivationsRequest(SteeredSchema, CaptureFields):
+class CapturedTextsRequest(SteeredSchema, TokenSelection):
+    """Texts or a chat to run through the model, with the tokens to read."""
+
     input: Prompts | None = Field(None, description="Texts or token ids. Alternative: `messages`.")
     messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
     max_tokens: int | None = Field(
@@ -106,10 +108,7 @@ class FeatureActivationsRequest(SteeredSchema, CaptureFields):
     )
 
     REFUSED: ClassVar[Mapping[str, Harmless]] = {"prompt": (), "stream": (False,)}
-    REMEDIES: ClassVar[Mapping[str, str]] = {
-        "prompt": "Use `input` instead.",
-        "stream": "Use `return_activations` of /v1/chat/completions.",
-    }
+    REMEDIES: ClassVar[Mapping[str, str]] = {"prompt": "Use `input` instead."}
 
     def check_together(self) -> None:
         super().check_together()
@@ -124,6 +123,13 @@ class FeatureActivationsRequest(SteeredSchema, CaptureFields):
         """Return the messages as those of a chat request."""
         assert self.messages is not None, "the caller checks that there are messages"
         return ChatRequest(model=self.model, messages=self.messages)
+
+
+class FeatureActivationsRequest(CapturedTextsRequest, CaptureFields):
+    REMEDIES: ClassVar[Mapping[str, str]] = {
+        **CapturedTextsRequest.REMEDIES,
+        "stream": "Use `return_activations` of /v1/chat/completions.",
+    }
 
 
 class LabelledActivationBody(FeatureActivationBody):

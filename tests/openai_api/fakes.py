@@ -25,6 +25,7 @@ from inference.client import (
     TokensEvent,
     Usage,
 )
+from inference.interventions import Site, SiteKind
 from inference.registry.model_card import Card, MediaCard, ModelCard
 from inference.registry.records import ModelNotFoundError, ModelRecord
 from inference.segments import Segment
@@ -49,6 +50,8 @@ from tests.builders import build_tokenizer
 BOS, TURN = 256, 257
 VOCAB_SIZE = 258
 CONTEXT = 100
+_KINDS: tuple[SiteKind, ...] = ("resid_pre", "resid_post", "mlp_out")
+SITES = {Site(layer, kind): 4 for layer in range(3) for kind in _KINDS}
 ANSWER = "Hello sea"
 
 Script = Callable[[GenerationRequest], Iterable[Event]]
@@ -191,7 +194,7 @@ class FakeRegistry:
             raise self.failure
         record = self.find(name)
         kind: Any = record.kind
-        return ModelCard(record, self.context, VOCAB_SIZE, self.text, kind, 4, self.grammars, self.labels)  # type: ignore[arg-type]
+        return ModelCard(record, self.context, VOCAB_SIZE, self.text, kind, 4, self.grammars, self.labels, SITES)  # type: ignore[arg-type]
 
     async def ready_card(self, name: str) -> Card:
         record = self.find(name)

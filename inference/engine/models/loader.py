@@ -33,11 +33,12 @@ from inference.engine.models.adaptations import adapt_attention, freeze_long_rop
 from inference.engine.models.attention_probe import check_attention, use_attention
 from inference.engine.models.load_faults import enough_memory, ran_out_of_memory, readable_files, told
 from inference.engine.models.self_check import compare, take_reference
-from inference.engine.models.sites import SiteError, decoder_layers
+from inference.engine.models.sites import SiteError, decoder_layers, site_widths
 from inference.engine.models.weight_files import StoredWeight, load_pickles, open_weights, pickle_files, weight_files
 from inference.files.architectures import ModelKind
 from inference.files.text_tower import has_text_tower, language_model_of
 from inference.files.unchanged import unchanged
+from inference.interventions import Site
 from inference.text.grammar_compiler import GrammarCompiler
 from inference.torch_threads import borrowed_workers
 
@@ -73,7 +74,7 @@ class ModelSpec:
 class LoadedModel:
     """A model with its tokenizer and the facts that scheduling and validation need.
 
-    ``labels``: those of a classifier.
+    ``labels``: those of a classifier. ``sites``: every site of a generation model, with its number of values.
     """
 
     name: str
@@ -90,6 +91,7 @@ class LoadedModel:
     device: str
     grammars: GrammarCompiler | None  # of a generation model
     labels: tuple[str, ...] = field(default=(), kw_only=True)
+    sites: Mapping[Site, int] = field(default_factory=dict, kw_only=True)
 
 
 def load_model(spec: ModelSpec) -> LoadedModel:
@@ -269,6 +271,7 @@ def _describe(
         dtype=str(next(module.parameters()).dtype).removeprefix("torch."),
         device=str(device),
         grammars=GrammarCompiler(tokenizer, int(config.vocab_size), eos_token_ids),
+        sites=site_widths(module),
     )
 
 

@@ -48,6 +48,21 @@ def site_width(module: nn.Module, site: Site) -> int:
     return int(module.config.get_text_config().hidden_size)  # type: ignore[union-attr, operator]
 
 
+def site_widths(module: nn.Module) -> dict[Site, int]:
+    """Return every site of the model with its number of values. Empty if the architecture has no decoder layers."""
+    try:
+        layers = decoder_layers(module)
+    except SiteError:
+        return {}
+    found = [
+        Site(number, kind)
+        for number, layer in enumerate(layers)
+        for kind, target in _targets(layer).items()
+        if target is not None
+    ]
+    return {site: site_width(module, site) for site in found}
+
+
 def attach(module: nn.Module, site: Site, edit: Edit) -> Callable[[], None]:
     """Run ``edit`` on the site's tensor in each forward pass. Returns a function that removes the hook."""
     target = _target(module, site)
