@@ -113,8 +113,8 @@ class SamplingParams:
 class Scoring:
     """A given continuation to score: its tokens are scored as if generated, and none are generated.
 
-    Two requests of one submission with the same ``pair``, prompt and tokens are compared: the divergence of the
-    subject's distribution from that of the request that ``is_reference``, at each token.
+    Two requests of one submission with the same ``pair`` and tokens are compared: the divergence of the subject's
+    distribution from that of the request that ``is_reference``, at each token. Their prompts may differ.
     """
 
     token_ids: tuple[int, ...]

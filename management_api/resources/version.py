@@ -15,11 +15,13 @@ from management_api.resources.job import JobOut, job_started
 from management_api.serializers import Integer, Number, ReadSerializer, StrictInput, Text, VisibleRowField, described
 from management_api.viewset import Filters, Resource
 from steering.evaluation.params import (
+    DEFAULT_CONTROLS,
     FACTORS,
     NEUTRAL_PROMPTS,
     TARGETS,
     CalibrationParams,
     ComparisonParams,
+    Controls,
     EvaluationParams,
     SweepParams,
     Texts,
@@ -62,19 +64,42 @@ class VersionFilters(Filters):
 
 
 class TextsInput(StrictInput):
-    prompts = serializers.ListField(child=Text(max_length=8_000), default=lambda: list(NEUTRAL_PROMPTS), max_length=64)
+    prompts = serializers.ListField(child=Text(max_length=8_000), default=lambda: list(NEUTRAL_PROMPTS), max_length=256)
     max_tokens = Integer(default=DEFAULTS.max_tokens)
     temperature = Number(default=DEFAULTS.temperature)
     seed = Integer(default=DEFAULTS.seed)
+    samples_per_prompt = Integer(
+        default=DEFAULTS.samples_per_prompt, help_text="Answers to each prompt. Intervals are computed over prompts."
+    )
 
 
 class SweepInput(TextsInput):
     strengths = serializers.ListField(child=Number(), default=lambda: list(FACTORS), max_length=100)
     words = serializers.ListField(child=Text(max_length=100), default=list, max_length=200)
+    random_directions = Integer(
+        default=DEFAULT_CONTROLS.random_directions,
+        help_text="Control arms that add random directions of the profile's relative size at its sites.",
+    )
+    random_features = Integer(
+        default=DEFAULT_CONTROLS.random_features,
+        help_text="Control arms that add random live features of the same relative size.",
+    )
+    control_system_prompt = Text(
+        default="",
+        allow_blank=True,
+        max_length=8_000,
+        help_text="A system prompt with the profile's goal, as a control.",
+    )
+    off_target = serializers.BooleanField(
+        default=DEFAULT_CONTROLS.off_target,
+        help_text="Ask multiple-choice questions about unrelated facts with and without the profile.",
+    )
 
 
 class CalibrationInput(TextsInput):
-    target = Number(default=TARGETS["medium"], help_text="KL divergence from the unsteered model, in nats per token.")
+    target = Number(
+        default=TARGETS["medium"], help_text="KL(base || steered) on the unsteered answers, in nats per token."
+    )
     push_cap = Number(default=STRONG_PUSH)
 
 
@@ -105,7 +130,11 @@ class Versions(Resource):
     def sweep(self, request: Request, pk: str) -> Response:
         """Start a job that measures the effect of the version at multiples of its strength."""
         version, data = self.get_object(), self.read(SweepInput)
-        return self._start(SweepParams(version.pk, _texts(data), tuple(data["strengths"]), tuple(data["words"])))
+        controls = Controls(
+            data["random_directions"], data["random_features"], data["control_system_prompt"], data["off_target"]
+        )
+        strengths, words = tuple(data["strengths"]), tuple(data["words"])
+        return self._start(SweepParams(version.pk, _texts(data), strengths, words, controls))
 
     @described(request=CalibrationInput, responses={202: JobOut})
     @action(detail=True, methods=["post"])
@@ -133,4 +162,5 @@ def differences(before: ProfileVersion, after: ProfileVersion | None) -> list[di
 
 
 def _texts(data: dict[str, Any]) -> Texts:
-    return Texts(tuple(data["prompts"]), data["max_tokens"], data["temperature"], data["seed"])
+    prompts, samples = tuple(data["prompts"]), data["samples_per_prompt"]
+    return Texts(prompts, data["max_tokens"], data["temperature"], data["seed"], samples)

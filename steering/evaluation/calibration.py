@@ -8,11 +8,19 @@ from typing import Any
 
 from jobs.running_job import RunningJob
 from steering.errors import EvaluationError
+from steering.evaluation.arms import Bench
+from steering.evaluation.measures import Columns, figure, to_columns
 from steering.evaluation.params import CalibrationParams, read_texts
-from steering.evaluation.runner import AT_ONCE, EvaluatedVersion, EvaluationRunner, GeneratedAnswer, TextPiece
+from steering.evaluation.runner import (
+    AT_ONCE,
+    UNSTEERED,
+    EvaluatedVersion,
+    EvaluationRunner,
+    GeneratedAnswer,
+    Speaker,
+    TextPiece,
+)
 from steering.evaluation.services import keep_evaluation
-from steering.evaluation.sweep import finite
-from steering.evaluation.text_measures import mean
 from steering.models import Evaluation
 from steering.spec.factor import has_strength, largest_factor
 
@@ -23,12 +31,19 @@ MIN_FACTOR = 1e-4
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """The divergence at one factor; ``kl`` None means that the steered model became unstable."""
+    """KL(base || steered) on the unsteered answers at one factor, in nats per token, with its 95 % interval.
+
+    ``kl`` None means that the steered model became unstable. ``answers`` are the rows of
+    :class:`steering.evaluation.measures.AnswerRow`.
+    """
 
     factor: float
     push: float | None
     kl: float | None
     pushes: dict[str, float] = field(default_factory=dict)
+    interval: list[float | None] = field(default_factory=list)
+    failures: int = 0
+    answers: Columns = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -66,6 +81,7 @@ def calibrate(job: RunningJob) -> dict[str, Any]:
             f"Every strength exceeds the cap of {params.push_cap:g} on the relative size; raise the cap."
         )
     runner = EvaluationRunner(subject.model)
+    bench = Bench(runner, params.texts, job.check_cancelled)
     texts = _texts(job, runner, params)
     curve = [CurvePoint(**point) for point in job.checkpoint.get("curve", [])]
     known = {point.factor: point.kl for point in curve}
@@ -73,8 +89,9 @@ def calibrate(job: RunningJob) -> dict[str, Any]:
     def kl_at(factor: float) -> float | None:
         if factor not in known:
             job.progress(len(curve), max(MAX_STEPS, len(curve) + 1), f"{factor:.4g} × the strength")
-            known[factor] = _kl(job, runner, subject, texts, factor)
-            curve.append(CurvePoint(factor, subject.push(factor), known[factor], subject.pushes(factor)))
+            point = _measure(bench, subject, texts, factor)
+            known[factor] = point.kl
+            curve.append(point)
             job.save_checkpoint({**job.checkpoint, "curve": [asdict(point) for point in curve]})
         return known[factor]
 
@@ -86,7 +103,8 @@ def calibrate(job: RunningJob) -> dict[str, Any]:
         "push_cap": params.push_cap,
         "limit": limit,
         "texts": asdict(params.texts),
-        "num_tokens": sum(len(answer.token_ids) for _, answer in texts),
+        "measure": "kl_base",
+        "num_tokens": sum(len(answer.token_ids) for answer in texts),
         "curve": [asdict(point) for point in sorted(curve, key=lambda point: point.factor)],
         "proposal": {**asdict(found), "push": subject.push(found.factor), "strengths": subject.strengths(found.factor)},
     }
@@ -112,19 +130,19 @@ def search(kl_at: Callable[[float], float | None], target: float, limit: float) 
     return Search(*best, is_met=is_met, is_capped=False)
 
 
-def _texts(job: RunningJob, runner: EvaluationRunner, params: CalibrationParams) -> list[tuple[str, GeneratedAnswer]]:
+def _texts(job: RunningJob, runner: EvaluationRunner, params: CalibrationParams) -> list[GeneratedAnswer]:
     """Generate the unsteered answers once, and checkpoint them for a run after a crash."""
-    prompts = params.texts.prompts
+    prompts = params.texts.numbered_prompts
     kept: list[dict[str, Any]] = list(job.checkpoint.get("texts", []))
     for first in range(len(kept), len(prompts), AT_ONCE):
         job.progress(0, MAX_STEPS, f"unsteered answers, {first} of {len(prompts)}")
-        some = runner.generate(prompts[first : first + AT_ONCE], None, params.texts.sampling, first=first)
+        some = runner.generate(prompts[first : first + AT_ONCE], UNSTEERED, params.texts.sampling, first=first)
         kept += [asdict(answer) for answer in some]
         job.save_checkpoint({**job.checkpoint, "texts": kept})
     texts = [_answer_of(value) for value in kept]
     if not any(text.token_ids for text in texts):
         raise EvaluationError("The unsteered model gave no answer to any of the prompts; choose other prompts.")
-    return list(zip(prompts, texts, strict=True))
+    return texts
 
 
 def _answer_of(value: dict[str, Any]) -> GeneratedAnswer:
@@ -132,19 +150,17 @@ def _answer_of(value: dict[str, Any]) -> GeneratedAnswer:
     return GeneratedAnswer(tuple(value["token_ids"]), pieces, value["finish_reason"], value["failure"])
 
 
-def _kl(
-    job: RunningJob,
-    runner: EvaluationRunner,
-    subject: EvaluatedVersion,
-    texts: Sequence[tuple[str, GeneratedAnswer]],
-    factor: float,
-) -> float | None:
-    """Return the mean divergence over all tokens, or None if a comparison failed at this strength."""
-    values: list[float] = []
-    for first in range(0, len(texts), AT_ONCE):
-        for compared in runner.compare(texts[first : first + AT_ONCE], subject.at(factor), None):
-            if compared.failure:
-                return None
-            values.extend(compared.kl)
-        job.check_cancelled()
-    return finite(mean(values))
+def _measure(bench: Bench, subject: EvaluatedVersion, texts: Sequence[GeneratedAnswer], factor: float) -> CurvePoint:
+    """Measure all texts at one strength. A single failed comparison makes the point unusable."""
+    compared = bench.compare(texts, UNSTEERED, Speaker(subject.at(factor)))
+    rows = [bench.base_row(number, *pair) for number, pair in enumerate(zip(texts, compared, strict=True))]
+    found, failures = figure("kl_base", rows), sum(bool(row.error) for row in rows)
+    return CurvePoint(
+        factor,
+        subject.push(factor),
+        None if failures or found is None else found.value,
+        subject.pushes(factor),
+        [] if found is None else [found.low, found.high],
+        failures,
+        to_columns(rows),
+    )

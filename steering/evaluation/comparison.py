@@ -8,11 +8,19 @@ from typing import Any
 
 from jobs.running_job import RunningJob
 from steering.errors import EvaluationError
+from steering.evaluation.measures import AnswerRow, figure
 from steering.evaluation.params import ComparisonParams, read_texts
-from steering.evaluation.runner import AT_ONCE, AnswerComparison, EvaluatedVersion, EvaluationRunner, GeneratedAnswer
+from steering.evaluation.runner import (
+    AT_ONCE,
+    UNSTEERED,
+    AnswerComparison,
+    EvaluatedVersion,
+    EvaluationRunner,
+    GeneratedAnswer,
+    Speaker,
+)
 from steering.evaluation.services import keep_evaluation
-from steering.evaluation.sweep import finite
-from steering.evaluation.text_measures import mean
+from steering.evaluation.text_measures import finite, mean
 from steering.models import Evaluation
 
 
@@ -34,8 +42,8 @@ def compare(job: RunningJob) -> dict[str, Any]:
     )
     if other is not None and other.model != one.model:
         raise EvaluationError(f"{one.published.label} and {other.published.label} belong to different models.")
-    sides = (one.published, None if other is None else other.published)
-    runner, prompts = EvaluationRunner(one.model), params.texts.prompts
+    sides = (Speaker(one.published), UNSTEERED if other is None else Speaker(other.published))
+    runner, prompts = EvaluationRunner(one.model), params.texts.numbered_prompts
     pairs: list[dict[str, Any]] = list(job.checkpoint.get("pairs", []))
     for first in range(len(pairs), len(prompts), AT_ONCE):
         job.progress(first, len(prompts), prompts[first])
@@ -47,14 +55,23 @@ def compare(job: RunningJob) -> dict[str, Any]:
             compared = runner.compare(list(zip(batch, generated, strict=True)), this, other_side)
             answers.append([_answer(*pair) for pair in zip(generated, compared, strict=True)])
             job.check_cancelled()
-        pairs += [{"prompt": p, "answers": [a, b]} for p, a, b in zip(batch, *answers, strict=True)]
+        numbers = range(first, first + len(batch))
+        pairs += [
+            {"prompt": prompt, "sample": number // len(params.texts.prompts), "answers": [a, b]}
+            for number, prompt, a, b in zip(numbers, batch, *answers, strict=True)
+        ]
         job.save_checkpoint({"pairs": pairs})
+    rows = [_rows(pairs, side, len(params.texts.prompts)) for side in (0, 1)]
+    kl = [figure("kl", side) for side in rows]
+    success = [figure("success", side) for side in rows]
     return {
         "version": one.published.label,
         "other": "" if other is None else other.published.label,
         "model": one.model,
         "texts": asdict(params.texts),
-        "kl": [_mean_kl(pairs, side) for side in (0, 1)],
+        "kl": [None if found is None else found.value for found in kl],
+        "kl_intervals": [[] if found is None else [found.low, found.high] for found in kl],
+        "success": [None if found is None else found.value for found in success],
         "pairs": pairs,
     }
 
@@ -75,8 +92,16 @@ def _answer(answer: GeneratedAnswer, compared: AnswerComparison) -> dict[str, An
     }
 
 
-def _mean_kl(pairs: Sequence[dict[str, Any]], side: int) -> float | None:
-    """Return the mean divergence of one side's answers, in nats per token."""
-    known = [pair["answers"][side] for pair in pairs if pair["answers"][side]["kl"] is not None]
-    num_tokens = sum(answer["num_tokens"] for answer in known)
-    return sum(answer["kl"] * answer["num_tokens"] for answer in known) / num_tokens if num_tokens else None
+def _rows(pairs: Sequence[dict[str, Any]], side: int, num_prompts: int) -> list[AnswerRow]:
+    """Return one side's answers as rows, with KL(this side || other side) on them."""
+    answers = [pair["answers"][side] for pair in pairs]
+    return [
+        AnswerRow(
+            number % num_prompts,
+            number // num_prompts,
+            tokens=answer["num_tokens"],
+            kl=None if answer["kl"] is None else answer["kl"] * answer["num_tokens"],
+            error=answer["failure"],
+        )
+        for number, answer in enumerate(answers)
+    ]

@@ -9,11 +9,13 @@ from django.db.models import QuerySet
 
 from steering.errors import EvaluationError
 from steering.evaluation.params import (
+    DEFAULT_CONTROLS,
     FACTORS,
     NEUTRAL_PROMPTS,
     TARGETS,
     CalibrationParams,
     ComparisonParams,
+    Controls,
     EvaluationParams,
     SweepParams,
     Texts,
@@ -36,6 +38,11 @@ class EvaluationForm(forms.Form):
     max_tokens = forms.IntegerField(initial=DEFAULTS.max_tokens, help_text="Per answer.")
     temperature = forms.FloatField(initial=DEFAULTS.temperature)
     seed = forms.IntegerField(initial=DEFAULTS.seed)
+    samples_per_prompt = forms.IntegerField(
+        required=False,
+        initial=DEFAULTS.samples_per_prompt,
+        help_text="Answers to each prompt, with different seeds. Intervals are computed over prompts.",
+    )
 
     params: EvaluationParams
 
@@ -58,7 +65,8 @@ class EvaluationForm(forms.Form):
 
     def texts(self, values: dict[str, Any]) -> Texts:
         prompts = tuple(line for line in values["prompts"].splitlines() if line.strip())
-        return Texts(prompts, values["max_tokens"], values["temperature"], values["seed"])
+        samples = DEFAULTS.samples_per_prompt if values["samples_per_prompt"] is None else values["samples_per_prompt"]
+        return Texts(prompts, values["max_tokens"], values["temperature"], values["seed"], samples)
 
 
 class SweepForm(EvaluationForm):
@@ -70,17 +78,44 @@ class SweepForm(EvaluationForm):
     words = forms.CharField(
         required=False, help_text="Words that signal the concept, separated by commas. We count how often they appear."
     )
-    field_order = ("factors", "words", "prompts")
+    random_directions = forms.IntegerField(
+        required=False,
+        initial=DEFAULT_CONTROLS.random_directions,
+        help_text="Control: random directions with the profile's relative size, at the same site.",
+    )
+    random_features = forms.IntegerField(
+        required=False,
+        initial=DEFAULT_CONTROLS.random_features,
+        help_text="Control: random live features of the SAE at the profile's site, with the same relative size.",
+    )
+    control_system_prompt = forms.CharField(
+        required=False,
+        widget=forms.Textarea(attrs={"rows": 2, "cols": 70}),
+        help_text="Control: a system prompt with the profile's goal, without steering.",
+    )
+    off_target = forms.BooleanField(
+        required=False,
+        initial=DEFAULT_CONTROLS.off_target,
+        label="Off-target check",
+        help_text="Ask multiple-choice questions about unrelated facts with and without the profile.",
+    )
+    field_order = ("factors", "words", "control_system_prompt", "prompts")
 
     def make_params(self, values: dict[str, Any]) -> SweepParams:
         words = tuple(word.strip() for word in values["words"].split(",") if word.strip())
-        return SweepParams(self.version.pk, self.texts(values), read_numbers(values["factors"]), words)
+        controls = Controls(
+            values["random_directions"] or 0,
+            values["random_features"] or 0,
+            values["control_system_prompt"],
+            values["off_target"],
+        )
+        return SweepParams(self.version.pk, self.texts(values), read_numbers(values["factors"]), words, controls)
 
 
 class CalibrationForm(EvaluationForm):
     target = forms.FloatField(
         initial=TARGETS["medium"],
-        help_text="KL(steered || unsteered), nats per token: "
+        help_text="KL(base‖steered) on the unsteered answers, in nats per token: "
         + ", ".join(f"{name} {value:g}" for name, value in TARGETS.items())
         + ".",
     )

@@ -7,24 +7,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from steering.corpora.prompt_sets import neutral_prompts
 from steering.errors import EvaluationError
 from steering.evaluation.runner import Sampling
 from steering.spec.factor import MAX_FACTOR
 from steering.spec.units import STRONG_PUSH
 
-NEUTRAL_PROMPTS = (
-    "Tell me a story.",
-    "Describe an ordinary day.",
-    "What happened this morning?",
-    "Write a short letter to a friend.",
-    "Tell me about a house.",
-    "Describe a walk through a town.",
-    "What do people talk about at dinner?",
-    "Explain how to make tea.",
-)
-
-
-MAX_PROMPTS = 64
+NEUTRAL_PROMPTS = tuple(prompt.prompt for prompt in neutral_prompts())
+MAX_PROMPTS = 256
+MAX_SAMPLES = 16  # per prompt
+MAX_ANSWERS = 20_000  # of one job
+MAX_CONTROLS = 32
+MAX_SYSTEM_PROMPT_CHARS = 8_000
 MAX_PROMPT_CHARS = 8_000
 MAX_FACTORS = 24
 MAX_WORDS = 200
@@ -34,14 +28,20 @@ TARGETS = {"subtle": 0.1, "medium": 0.3, "strong": 0.6}  # nats
 FACTORS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 
 
+def _within(name: str, value: float, low: float, high: float) -> None:
+    if not math.isfinite(value) or not low <= value <= high:
+        raise EvaluationError(f"The {name} must be between {low:g} and {high:g}, got {value:g}.")
+
+
 @dataclass(frozen=True)
 class Texts:
-    """Prompts, and the sampling parameters of their answers."""
+    """Prompts, and the sampling parameters of their answers. Each prompt is answered ``samples_per_prompt`` times."""
 
     prompts: tuple[str, ...] = NEUTRAL_PROMPTS
     max_tokens: int = 64
     temperature: float = 1.0
     seed: int = 0
+    samples_per_prompt: int = 1
 
     def __post_init__(self) -> None:
         prompts = tuple(prompt.strip() for prompt in self.prompts)
@@ -52,11 +52,46 @@ class Texts:
         _within("max_tokens", self.max_tokens, 1, MAX_TOKENS)
         _within("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
         _within("seed", self.seed, 0, 2**62)
+        _within("samples_per_prompt", self.samples_per_prompt, 1, MAX_SAMPLES)
         object.__setattr__(self, "prompts", prompts)
 
     @property
     def sampling(self) -> Sampling:
         return Sampling(self.max_tokens, self.temperature, self.seed)
+
+    @property
+    def numbered_prompts(self) -> tuple[str, ...]:
+        """The prompt of each answer: all prompts, once for each sample. An answer's place sets its seed."""
+        return self.prompts * self.samples_per_prompt
+
+
+@dataclass(frozen=True)
+class Controls:
+    """What a sweep measures beside the profile, at the same strength and on the same prompts and seeds.
+
+    ``random_directions`` and ``random_features`` are numbers of each; ``system_prompt`` has the profile's goal in
+    words, empty for none. ``off_target`` asks multiple-choice questions with and without the profile.
+    """
+
+    random_directions: int = 0
+    random_features: int = 0
+    system_prompt: str = ""
+    off_target: bool = False
+
+    def __post_init__(self) -> None:
+        _within("random_directions", self.random_directions, 0, MAX_CONTROLS)
+        _within("random_features", self.random_features, 0, MAX_CONTROLS)
+        if len(self.system_prompt) > MAX_SYSTEM_PROMPT_CHARS:
+            raise EvaluationError(f"control_system_prompt may have at most {MAX_SYSTEM_PROMPT_CHARS:,} characters.")
+        object.__setattr__(self, "system_prompt", self.system_prompt.strip())
+
+    @property
+    def num_arms(self) -> int:
+        return self.random_directions + self.random_features + bool(self.system_prompt)
+
+
+DEFAULT_CONTROLS = Controls(random_directions=8, random_features=1, off_target=True)
+"""The controls of forms, commands and the API, unless others are given."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +102,7 @@ class SweepParams:
     texts: Texts = field(default_factory=Texts)
     factors: tuple[float, ...] = FACTORS
     words: tuple[str, ...] = ()
+    controls: Controls = field(default_factory=Controls)
 
     def __post_init__(self) -> None:
         factors = tuple(sorted(set(self.factors)))
@@ -77,6 +113,12 @@ class SweepParams:
         if len(self.words) > MAX_WORDS or any(len(word) > 100 for word in self.words):
             raise EvaluationError(f"The word list may have at most {MAX_WORDS} words of at most 100 characters.")
         object.__setattr__(self, "factors", factors)
+        num_answers = len(self.texts.numbered_prompts) * (1 + len(factors) + self.controls.num_arms)
+        if num_answers > MAX_ANSWERS:
+            raise EvaluationError(
+                f"The sweep would generate {num_answers:,} answers; the limit is {MAX_ANSWERS:,}. "
+                "Give fewer prompts, samples, strengths or controls."
+            )
 
 
 @dataclass(frozen=True)
@@ -111,11 +153,6 @@ def to_json(params: EvaluationParams) -> dict[str, Any]:
 
 def read_texts(params: dict[str, Any]) -> Texts:
     return Texts(**{**params, "prompts": tuple(params["prompts"])})
-
-
-def _within(name: str, value: float, low: float, high: float) -> None:
-    if not math.isfinite(value) or not low <= value <= high:
-        raise EvaluationError(f"The {name} must be between {low:g} and {high:g}, got {value:g}.")
 
 
 def read_numbers(text: str) -> tuple[float, ...]:

@@ -15,6 +15,8 @@ from django.utils.html import format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
 from inference.interventions import site_label
+from steering.evaluation.arms import figures, intervals_of
+from steering.evaluation.measures import from_columns
 from steering.evaluation.plot import Plot, number_text
 from steering.evaluation.word_diff import word_diff
 from steering.models import Evaluation
@@ -22,7 +24,8 @@ from steering.models import Evaluation
 STYLE = Path(__file__).resolve().parent.parent / "static" / "steering" / "evaluation.css"
 FACTOR = "× strength"
 MEASURES = {
-    "kl": "KL to unsteered (nats per token)",
+    "kl_base": "KL(base‖steered), unsteered text (nats per token)",
+    "kl": "KL(steered‖base), steered text (nats per token)",
     "perplexity": "perplexity, unsteered model",
     "repeat": "repeated 4-grams",
     "distinct_1": "distinct-1",
@@ -30,6 +33,11 @@ MEASURES = {
     "activation": "activation of the feature",
     "active": "tokens on which it is active",
     "words": "words of the list",
+    "concept": "concept (0 to 2)",
+    "instruction": "instruction (0 to 2)",
+    "fluency": "fluency (0 to 2)",
+    "score": "harmonic mean of the three",
+    "success": "successful answers",
 }
 SIZE = "relative size"
 STRONG_KL = 4.0  # nats: the darkest mark in a comparison
@@ -79,20 +87,94 @@ def _cell(value: Any) -> Any:
 
 
 def _sweep_table(result: Mapping[str, Any]) -> Table:
-    points = result["points"]
-    measures = [key for key in MEASURES if any(point[key] is not None for point in points)]
+    """Return all figures with their intervals: a row for each strength, then one for each control."""
+    points = [*result["points"], *result.get("controls", ())]
+    measures = [key for key in MEASURES if any(point.get(key) is not None for point in points)]
     titles, sizes = _size_columns(points)
+    columns = [title for key in measures for title in _columns(key, points)]
     rows = [
         (
-            "no steering" if point["factor"] is None else point["factor"],
-            *(point[key] for key in measures),
+            _arm_name(point),
+            *(value for key in measures for value in _cells(key, point, points)),
             *size,
             point["num_tokens"],
             point["failures"],
         )
         for point, size in zip(points, sizes, strict=True)
     ]
+    return Table((FACTOR, *columns, *titles, "tokens", "failures"), tuple(rows))
+
+
+def _columns(key: str, points: Sequence[Mapping[str, Any]]) -> list[str]:
+    title = MEASURES[key]
+    return [title, f"{title}, low", f"{title}, high"] if _has_interval(key, points) else [title]
+
+
+def _cells(key: str, point: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> list[Any]:
+    if not _has_interval(key, points):
+        return [point.get(key)]
+    return [point.get(key), *point.get("intervals", {}).get(key, (None, None))]
+
+
+def _has_interval(key: str, points: Sequence[Mapping[str, Any]]) -> bool:
+    return any(point.get("intervals", {}).get(key) for point in points)
+
+
+def _arm_name(point: Mapping[str, Any]) -> Any:
+    """Return the strength, or the control's name. Points of older reports are of the profile."""
+    if point["factor"] is None and point.get("kind", "unsteered") == "unsteered":
+        return "no steering"
+    return point["factor"] if point.get("kind", "profile") == "profile" else point["name"]
+
+
+def _summary_table(result: Mapping[str, Any]) -> Table:
+    """Return the figures as texts for people: value and interval in one cell, the random directions in one row."""
+    points = [*result["points"], *pooled_controls(result.get("controls", ()))]
+    measures = [key for key in MEASURES if any(point.get(key) is not None for point in points)]
+    titles, sizes = _size_columns(points)
+    rows = [
+        (
+            _number(_arm_name(point)),
+            *(_with_interval(key, point) for key in measures),
+            *map(_number, size),
+            point["num_tokens"],
+            point["failures"],
+        )
+        for point, size in zip(points, sizes, strict=True)
+    ]
     return Table((FACTOR, *(MEASURES[key] for key in measures), *titles, "tokens", "failures"), tuple(rows))
+
+
+def _with_interval(key: str, point: Mapping[str, Any]) -> str:
+    low, high = point.get("intervals", {}).get(key) or (None, None)
+    value = _number(point.get(key))
+    if low is None or high is None:
+        return str(value)
+    return f"{value} ({_number(low)} to {_number(high)})"
+
+
+def pooled_controls(controls: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the controls with all random directions as one, and all random features as one."""
+    found: list[Mapping[str, Any]] = []
+    for kind, name in (("random_direction", "random directions"), ("random_feature", "random features")):
+        alike = [point for point in controls if point["kind"] == kind]
+        if len(alike) > 1:
+            found.append(_pooled(alike, f"{name} (n = {len(alike)})"))
+        else:
+            found.extend(alike)
+    return [*found, *(point for point in controls if point["kind"] == "system_prompt")]
+
+
+def _pooled(points: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
+    """Return one point with the answers of several; an interval is over prompts, each with the answers of all."""
+    rows = [row for point in points for row in from_columns(point["answers"])]
+    estimates = figures(rows)
+    values = {key: None if found is None else found.value for key, found in estimates.items()}
+    sums = {key: sum(point[key] for point in points) for key in ("num_tokens", "failures")}
+    return {**points[0], "name": name, **values, **sums, "intervals": intervals_of(estimates), "samples": []} | {
+        "distinct_1": None,
+        "distinct_2": None,
+    }
 
 
 def _size_columns(points: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
@@ -108,13 +190,34 @@ def _sweep_context(result: Mapping[str, Any]) -> dict[str, Any]:
     steered = [point for point in result["points"] if point["factor"] is not None]
     plots = [
         Plot(
-            title[0].upper() + title[1:], FACTOR, tuple((p["factor"], p[key]) for p in steered if p[key] is not None)
+            title[0].upper() + title[1:],
+            FACTOR,
+            tuple((p["factor"], p[key]) for p in steered if p.get(key) is not None),
         ).svg()
         for key, title in MEASURES.items()
-        if key != "active"
+        if key not in ("active", "success")
     ]
-    points = [{**point, "factor_text": _number(point["factor"])} for point in result["points"]]
-    return {"table": _shown(_sweep_table(result)), "plots": [plot for plot in plots if plot], "points": points}
+    arms = [*result["points"], *result.get("controls", ())]
+    points = [{**point, "factor_text": _number(_arm_name(point))} for point in arms]
+    return {
+        "table": _summary_table(result),
+        "plots": [plot for plot in plots if plot],
+        "points": points,
+        "off_target": _off_target(result.get("off_target")),
+    }
+
+
+def _off_target(found: Mapping[str, Any] | None) -> dict[str, str] | None:
+    if found is None:
+        return None
+    texts = {name: _share(*found[name]) for name in ("with", "without", "difference")}
+    return {"with_it": texts["with"], "without": texts["without"], "difference": texts["difference"]}
+
+
+def _share(value: float, low: float | None, high: float | None) -> str:
+    if low is None or high is None:
+        return f"{value:.1%}"
+    return f"{value:.1%} ({low:.1%} to {high:.1%})"
 
 
 # Calibration
@@ -122,14 +225,25 @@ def _sweep_context(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def _calibration_table(result: Mapping[str, Any]) -> Table:
     titles, sizes = _size_columns(result["curve"])
-    rows = tuple((p["factor"], p["kl"], *size) for p, size in zip(result["curve"], sizes, strict=True))
-    return Table((FACTOR, MEASURES["kl"], *titles), rows)
+    rows = tuple(
+        (p["factor"], p["kl"], *(p.get("interval") or (None, None)), *size)
+        for p, size in zip(result["curve"], sizes, strict=True)
+    )
+    title = _calibrated(result)
+    return Table((FACTOR, title, f"{title}, low", f"{title}, high", *titles), rows)
+
+
+def _calibrated(result: Mapping[str, Any]) -> str:
+    """Return the name of the KL that the job calibrated; older jobs took the other direction."""
+    older = "KL(steered‖base), unsteered text (nats per token)"
+    return MEASURES["kl_base"] if result.get("measure") == "kl_base" else older
 
 
 def _calibration_context(result: Mapping[str, Any]) -> dict[str, Any]:
     points = tuple((point["factor"], point["kl"]) for point in result["curve"] if point["kl"] is not None)
-    plot = Plot(MEASURES["kl"], FACTOR, points, level=result["target"]).svg()
+    plot = Plot(_calibrated(result), FACTOR, points, level=result["target"]).svg()
     told = {"target": _number(result["target"]), "push_cap": _number(result["push_cap"])}
+    told["measure"] = _calibrated(result)
     return {"table": _shown(_calibration_table(result)), "plots": [plot] if plot else [], **told}
 
 
@@ -138,11 +252,14 @@ def _calibration_context(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def _comparison_table(result: Mapping[str, Any]) -> Table:
     names = _names(result)
-    columns = ("prompt", *(f"{name}{what}" for name in names for what in ("", ": KL (nats per token)")))
+    others = names[::-1]
+    columns = ["prompt"]
+    for name, other in zip(names, others, strict=True):
+        columns += [name, f"KL({name}‖{other}) on it (nats per token)"]
     rows = tuple(
         (pair["prompt"], *(value for a in pair["answers"] for value in (_text(a), a["kl"]))) for pair in result["pairs"]
     )
-    return Table(columns, rows)
+    return Table(tuple(columns), rows)
 
 
 def _comparison_context(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,8 +274,13 @@ def _comparison_context(result: Mapping[str, Any]) -> dict[str, Any]:
         }
         for pair in result["pairs"]
     ]
-    means = [(name, _number(kl)) for name, kl in zip(_names(result), result["kl"], strict=True)]
-    return {"pairs": pairs, "means": means}
+    known = result.get("kl_intervals", ([], []))
+    means = [
+        {"name": name, "kl": _with_interval("kl", {"kl": kl, "intervals": {"kl": interval}}), "other": other}
+        for name, other, kl, interval in zip(_names(result), _names(result)[::-1], result["kl"], known, strict=True)
+    ]
+    failures = [sum(bool(pair["answers"][side]["failure"]) for pair in result["pairs"]) for side in (0, 1)]
+    return {"pairs": pairs, "means": means, "failures": sum(failures)}
 
 
 def _names(result: Mapping[str, Any]) -> tuple[str, str]:

@@ -25,7 +25,8 @@ from inference.registry.model_card import ModelCard
 from inference.registry.registry import get_registry
 from inference.runs import JOB_PRIORITY, Run, SequenceFailedError
 from inference.segments import ANSWER_ONLY, SegmentRules
-from inference.steering_refs import PublishedVersion, SAERef, SteeringRef
+from inference.steering_refs import PublishedVersion, SAERef, SAESource, SteeringRef
+from inference.text.chat_template import ChatTemplateError
 from inference.text.dialects.dialect import answer_segment_rules
 from inference.text.model_text import thinking_state
 from steering.errors import EvaluationError, ScopeNotSupportedError
@@ -40,7 +41,7 @@ from steering.spec.rendering import edits_to_json, fingerprint
 from steering.spec.wording import describe_edit, describe_target
 
 AT_ONCE = 4  # prompts per batch, so that requests find room in the engine
-UNSTABLE = frozenset({"steering_unstable"})  # expected at high strengths; any other failure is an error
+COUNTED = frozenset({"steering_unstable", "steering_not_applied"})  # failures of one answer; others end the job
 T = TypeVar("T")
 
 
@@ -89,37 +90,81 @@ class Sampling:
         return SamplingParams(max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed)
 
 
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """What answers: a version, or the unsteered model; with a system prompt, or without."""
+
+    version: PublishedVersion | None = None
+    system: str = ""
+
+
+UNSTEERED = Speaker()
+
+
 @dataclass(frozen=True)
 class EvaluationRunner:
     """A synchronous client of the engine. Each call runs its own event loop; jobs report progress between calls."""
 
     model: str
-    ids: dict[str, tuple[int, ...]] = field(default_factory=dict)  # by prompt
+    ids: dict[tuple[str, str], tuple[int, ...]] = field(default_factory=dict)  # by system prompt and prompt
 
     def generate(
-        self, prompts: Sequence[str], version: PublishedVersion | None, sampling: Sampling, *, first: int = 0
+        self, prompts: Sequence[str], speaker: Speaker, sampling: Sampling, *, first: int = 0
     ) -> list[GeneratedAnswer]:
         """Generate an answer to each prompt, in one batch; ``first`` is the number of the first prompt.
 
-        A prompt's seed depends on its number alone, not on the steering.
+        A prompt's seed depends on its number alone, not on the speaker.
         """
-        return _run(self._generate(prompts, version, sampling, first))
+        return _run(self._generate(prompts, speaker, sampling, first))
 
     def compare(
         self,
         texts: Sequence[tuple[str, GeneratedAnswer]],
-        ours: PublishedVersion | None,
-        theirs: PublishedVersion | None,
+        ours: Speaker,
+        theirs: Speaker,
         read: CaptureSpec | None = None,
     ) -> list[AnswerComparison]:
-        """Compare both interventions on each answer. An answer without tokens yields a failed comparison."""
+        """Compute KL(ours || theirs) at each token of each answer, and the answer's log-probabilities under both.
+
+        An answer without tokens yields a comparison with the answer's failure, if there was one.
+        """
         return _run(self._compare(texts, ours, theirs, read))
 
+    def score(self, prompt: str, texts: Sequence[str], speaker: Speaker) -> list[list[float]]:
+        """Return the log-probabilities (nats) of the tokens of each text as an answer to the prompt.
+
+        A text has none if the steered model was unstable.
+        """
+        return _run(self._score(prompt, texts, speaker))
+
+    async def _score(self, prompt: str, texts: Sequence[str], speaker: Speaker) -> list[list[float]]:
+        ready = await self._ready()
+        steering = await self._steering(ready, speaker.version)
+        ids = await self._prompt(ready, prompt, speaker.system)
+        requests = [
+            GenerationRequest(
+                f"evaluation/{n}",
+                ready.record.name,
+                ids,
+                SamplingParams(max_tokens=0),
+                steering,
+                n,
+                JOB_PRIORITY,
+                scoring=Scoring(tuple(ready.text.encode_plain(text))),
+                segment_rules=_segment_rules(ready, ids, steering),
+            )
+            for n, text in enumerate(texts)
+        ]
+        collected = await _events(requests)
+        return [
+            [p for event in events if isinstance(event, ScoresEvent) for p in event.logprobs] for events in collected
+        ]
+
     async def _generate(
-        self, prompts: Sequence[str], version: PublishedVersion | None, sampling: Sampling, first: int
+        self, prompts: Sequence[str], speaker: Speaker, sampling: Sampling, first: int
     ) -> list[GeneratedAnswer]:
         ready = await self._ready()
-        steering = await self._steering(ready, version)
+        steering = await self._steering(ready, speaker.version)
         requests = [
             GenerationRequest(
                 f"evaluation/{n}",
@@ -131,39 +176,39 @@ class EvaluationRunner:
                 JOB_PRIORITY,
                 segment_rules=_segment_rules(ready, ids, steering),
             )
-            for n, ids in enumerate([await self._prompt(ready, prompt) for prompt in prompts], first)
+            for n, ids in enumerate([await self._prompt(ready, prompt, speaker.system) for prompt in prompts], first)
         ]
         return [_answer(events) for events in await _events(requests)]
 
     async def _compare(
         self,
         texts: Sequence[tuple[str, GeneratedAnswer]],
-        ours: PublishedVersion | None,
-        theirs: PublishedVersion | None,
+        ours: Speaker,
+        theirs: Speaker,
         read: CaptureSpec | None,
     ) -> list[AnswerComparison]:
         ready = await self._ready()
-        steerings = (await self._steering(ready, ours), await self._steering(ready, theirs))
+        sides = [(one, await self._steering(ready, one.version)) for one in (ours, theirs)]
         results = []
         for prompt, answer in texts:
             if not answer.token_ids:
                 results.append(AnswerComparison(failure=answer.failure))
                 continue
-            ids = await self._prompt(ready, prompt)
+            prompts = [await self._prompt(ready, prompt, speaker.system) for speaker, _ in sides]
             requests = [
                 GenerationRequest(
                     f"evaluation/{side}",
                     ready.record.name,
                     ids,
                     SamplingParams(max_tokens=0),
-                    steerings[side],
+                    steering,
                     side,
                     JOB_PRIORITY,
                     captures=(read,) if read is not None and side else (),
                     scoring=Scoring(answer.token_ids, "pair", is_reference=bool(side)),
-                    segment_rules=_segment_rules(ready, ids, steerings[side]),
+                    segment_rules=_segment_rules(ready, ids, steering),
                 )
-                for side in (0, 1)
+                for side, (ids, (_, steering)) in enumerate(zip(prompts, sides, strict=True))
             ]
             results.append(_compared(await _events(requests)))
         return results
@@ -184,17 +229,24 @@ class EvaluationRunner:
             raise EvaluationError(error.message) from error
         return steering
 
-    async def _prompt(self, ready: ModelCard, prompt: str) -> tuple[int, ...]:
+    async def _prompt(self, ready: ModelCard, prompt: str, system: str = "") -> tuple[int, ...]:
         """Return the prompt's tokens: as a user message if the model has a chat template, else as plain text."""
-        if prompt not in self.ids:
-            self.ids[prompt] = tuple(await asyncio.to_thread(_encode, ready, prompt))
-        return self.ids[prompt]
+        if (system, prompt) not in self.ids:
+            self.ids[system, prompt] = tuple(await asyncio.to_thread(_encode, ready, prompt, system))
+        return self.ids[system, prompt]
 
 
-def _encode(ready: ModelCard, prompt: str) -> list[int]:
-    if ready.text.has_chat_template:
-        return ready.text.render_chat([{"role": "user", "content": prompt}])
-    return ready.text.encode(prompt)
+def _encode(ready: ModelCard, prompt: str, system: str) -> list[int]:
+    """Raise EvaluationError if the chat template rejects the system prompt."""
+    if not ready.text.has_chat_template:
+        return ready.text.encode(f"{system}\n\n{prompt}" if system else prompt)
+    messages = [{"role": "user", "content": prompt}]
+    if system:
+        messages.insert(0, {"role": "system", "content": system})
+    try:
+        return ready.text.render_chat(messages)
+    except ChatTemplateError as error:
+        raise EvaluationError(f"The chat template of {ready.record.name} rejected the prompt: {error}") from error
 
 
 def _segment_rules(ready: ModelCard, ids: tuple[int, ...], steering: SteeringRef | None) -> SegmentRules:
@@ -211,7 +263,7 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
 async def _events(requests: Sequence[GenerationRequest]) -> list[list[Event]]:
     """Return the events of each request. Raise EvaluationError."""
     try:
-        return await Run(get_client(), requests, waits=True, tolerated=UNSTABLE).collect()
+        return await Run(get_client(), requests, waits=True, tolerated=COUNTED).collect()
     except SequenceFailedError as error:
         raise EvaluationError(f"The engine rejected the evaluation ({error.code}): {error}") from error
 
@@ -287,6 +339,10 @@ class EvaluatedVersion:
         combined = combined_pushes(with_factor(edit, factor) for edit in self.edits)
         return {str(site): push for site, push in combined.items()}
 
+    def source(self, checksum: str) -> SAESource:
+        """Return the SAE with this checksum, which one of the edits uses."""
+        return next(source for source in self.published.saes if source.checksum == checksum)
+
     @property
     def feature(self) -> EditSpec | None:
         """Return the first edit of a feature, or None."""
@@ -301,8 +357,7 @@ class EvaluatedVersion:
         edit = self.feature
         if edit is None or not isinstance(edit.target, FeatureTarget):
             return None
-        checksum = edit.target.sae.checksum
-        source = next(source for source in self.published.saes if source.checksum == checksum)
+        source = self.source(edit.target.sae.checksum)
         sae = get_compiler().sae(source)
         if not sae.reads_its_site:
             return None

@@ -1,60 +1,27 @@
-"""The sweep job: measure what a profile does to answers at several strengths."""
+"""The sweep job: measure what a profile does to answers at several strengths, beside controls."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
-from inference.captures import CaptureSpec
 from jobs.running_job import RunningJob
-from steering.evaluation.params import SweepParams, read_texts
-from steering.evaluation.runner import AT_ONCE, AnswerComparison, EvaluatedVersion, EvaluationRunner, GeneratedAnswer
+from steering.evaluation.arms import UNSTEERED_ARM, Arm, Bench, Point, point_from_json
+from steering.evaluation.controls import control_arms
+from steering.evaluation.measures import AnswerRow
+from steering.evaluation.off_target import check_off_target
+from steering.evaluation.params import Controls, SweepParams, read_texts
+from steering.evaluation.recommendation import recommend
+from steering.evaluation.runner import UNSTEERED, EvaluatedVersion, EvaluationRunner, GeneratedAnswer, Speaker
 from steering.evaluation.services import keep_evaluation
-from steering.evaluation.text_measures import distinct, mean, perplexity, repeat_rate, word_rate
 from steering.models import Evaluation
-
-MAX_SAMPLES = 8
-
-
-@dataclass(frozen=True)
-class Sample:
-    prompt: str
-    text: str
-    kl: float | None
-    failure: str
-
-
-@dataclass(frozen=True)
-class Point:
-    """The measurements at one strength; ``factor`` None is no steering. Means are over tokens unless stated otherwise.
-
-    ``kl``: nats per token between the steered and the unsteered next-token distributions on the steered answers.
-    ``perplexity``: of the answers under the unsteered model. ``repeat``: mean share of repeated 4-grams of an answer.
-    ``push``: relative size of the largest edit. ``pushes``: of all edits together, at each site.
-    ``activation``: of the steered feature under the unsteered model. ``failures``: answers that failed.
-    """
-
-    factor: float | None
-    strengths: list[str]
-    push: float | None
-    pushes: dict[str, float]
-    kl: float | None
-    perplexity: float | None
-    repeat: float | None
-    distinct_1: float | None
-    distinct_2: float | None
-    words: float | None
-    activation: float | None
-    active: float | None
-    num_tokens: int
-    failures: int
-    samples: list[Sample]
 
 
 def read_params(params: dict[str, Any]) -> SweepParams:
-    return SweepParams(params["version"], read_texts(params["texts"]), tuple(params["factors"]), tuple(params["words"]))
+    controls = Controls(**params.get("controls", {}))
+    texts = read_texts(params["texts"])
+    return SweepParams(params["version"], texts, tuple(params["factors"]), tuple(params["words"]), controls)
 
 
 def run_sweep(job: RunningJob) -> dict[str, Any]:
@@ -63,80 +30,77 @@ def run_sweep(job: RunningJob) -> dict[str, Any]:
 
 
 def sweep(job: RunningJob) -> dict[str, Any]:
-    """Return the report. Each point is checkpointed, so that a run after a crash continues with the next one."""
+    """Return the report. Each arm is checkpointed, so that a run after a crash continues with the next one."""
     params = read_params(job.params)
     subject = EvaluatedVersion.find(params.version)
-    runner, read = EvaluationRunner(subject.model), subject.read()
-    points: list[dict[str, Any]] = list(job.checkpoint.get("points", []))
-    factors: list[float | None] = [None, *params.factors]
-    for number, factor in enumerate(factors[len(points) :], len(points)):
-        job.progress(number, len(factors), "no steering" if factor is None else f"{factor:g} × the strength")
-        points.append(asdict(measure(job, runner, subject, params, factor, read)))
-        job.save_checkpoint({"points": points})
+    run = _Sweep(job, params, subject)
+    points = run.measure("points", strength_arms(subject, params))
+    found = recommend(points, params)
+    controls = run.measure("controls", control_arms(subject, params.controls, found.factor, params.texts.seed))
+    off_target = run.check_off_target(found.factor) if params.controls.off_target else None
     return {
         "version": subject.published.label,
         "model": subject.model,
-        "feature": subject.feature_name if read is not None else "",
+        "feature": subject.feature_name if run.bench.read is not None else "",
         "words": list(params.words),
         "texts": asdict(params.texts),
-        "points": points,
+        "points": [asdict(point) for point in points],
+        "controls": [asdict(point) for point in controls],
+        "control_settings": asdict(params.controls),
+        "recommendation": asdict(found),
+        "off_target": off_target,
     }
 
 
-def measure(
-    job: RunningJob,
-    runner: EvaluationRunner,
-    subject: EvaluatedVersion,
-    params: SweepParams,
-    factor: float | None,
-    read: CaptureSpec | None,
-) -> Point:
-    """Answer all prompts at one strength, a few at a time."""
-    steered = None if factor is None else subject.at(factor)
-    prompts, answers, comparisons = params.texts.prompts, list[GeneratedAnswer](), list[AnswerComparison]()
-    for first in range(0, len(prompts), AT_ONCE):
-        batch = prompts[first : first + AT_ONCE]
-        generated = runner.generate(batch, steered, params.texts.sampling, first=first)
-        job.check_cancelled()
-        comparisons += runner.compare(list(zip(batch, generated, strict=True)), steered, None, read)
-        answers += generated
-        job.check_cancelled()
-    return point_of(subject, params, factor, answers, comparisons)
+def strength_arms(subject: EvaluatedVersion, params: SweepParams) -> Iterator[Arm]:
+    """Yield the unsteered model, and the profile at each strength."""
+    yield UNSTEERED_ARM
+    for factor in params.factors:
+        yield Arm(
+            "profile",
+            f"{factor:g} × the strength",
+            Speaker(subject.at(factor)),
+            factor,
+            subject.strengths(factor),
+            subject.push(factor),
+            subject.pushes(factor),
+        )
 
 
-def point_of(
-    subject: EvaluatedVersion,
-    params: SweepParams,
-    factor: float | None,
-    answers: Sequence[GeneratedAnswer],
-    comparisons: Sequence[AnswerComparison],
-) -> Point:
-    activations = [value for comparison in comparisons for value in comparison.activations]
-    texts = [answer.text for answer in answers if answer.token_ids]
-    tokens = [answer.token_ids for answer in answers]
-    pairs = list(zip(answers, comparisons, strict=True))
-    return Point(
-        factor=factor,
-        strengths=[] if factor is None else subject.strengths(factor),
-        push=0.0 if factor is None else subject.push(factor),
-        pushes={} if factor is None else subject.pushes(factor),
-        kl=finite(mean(value for comparison in comparisons for value in comparison.kl)),
-        perplexity=finite(perplexity(value for comparison in comparisons for value in comparison.theirs)),
-        repeat=mean(repeat_rate(ids) for ids in tokens),
-        distinct_1=distinct(tokens, 1),
-        distinct_2=distinct(tokens, 2),
-        words=word_rate(texts, params.words) if params.words else None,
-        activation=finite(mean(activations)),
-        active=mean(float(value > 0) for value in activations),
-        num_tokens=sum(len(ids) for ids in tokens),
-        failures=sum(bool(answer.failure or comparison.failure) for answer, comparison in pairs),
-        samples=[
-            Sample(prompt, answer.text, finite(mean(comparison.kl)), answer.failure or comparison.failure)
-            for prompt, (answer, comparison) in zip(params.texts.prompts[:MAX_SAMPLES], pairs, strict=False)
-        ],
-    )
+class _Sweep:
+    """Measures arms in order, and checkpoints each. The unsteered answers are generated once, and again after a crash:
+    they are the same, because they are seeded.
+    """
 
+    def __init__(self, job: RunningJob, params: SweepParams, subject: EvaluatedVersion) -> None:
+        self._job = job
+        self._subject = subject
+        self._total = 1 + len(params.factors) + params.controls.num_arms + params.controls.off_target
+        self._done = 0
+        runner = EvaluationRunner(subject.model)
+        self.bench = Bench(runner, params.texts, job.check_cancelled, params.words, subject.read())
+        self._base: list[GeneratedAnswer] | None = None
+        self._base_rows: list[AnswerRow] = []
 
-def finite(value: float | None) -> float | None:
-    """Return the value, or None if JSON cannot represent it."""
-    return value if value is not None and math.isfinite(value) else None
+    def measure(self, name: str, arms: Iterator[Arm]) -> list[Point]:
+        known: list[dict[str, Any]] = list(self._job.checkpoint.get(name, []))
+        points = [point_from_json(value) for value in known]
+        for number, arm in enumerate(arms):
+            if number == len(points):
+                self._job.progress(self._done, self._total, arm.name)
+                points.append(self._measure(arm))
+                self._job.save_checkpoint({**self._job.checkpoint, name: [asdict(point) for point in points]})
+            self._done += 1
+            if not number and name == "points":
+                self._base_rows = points[0].rows
+        return points
+
+    def check_off_target(self, factor: float) -> dict[str, Any]:
+        self._job.progress(self._total - 1, self._total, "multiple-choice questions")
+        speaker = Speaker(self._subject.at(factor))
+        return check_off_target(self.bench.runner, speaker, self._job.check_cancelled)
+
+    def _measure(self, arm: Arm) -> Point:
+        if self._base is None:
+            self._base = self.bench.generate(UNSTEERED)
+        return self.bench.measure(arm, self._base, self._base_rows)

@@ -33,9 +33,22 @@ def distinct(texts: Iterable[Sequence[int]], length: int) -> float | None:
 
 def word_rate(texts: Iterable[str], words: Iterable[str]) -> float | None:
     """Return the share of the texts' words that are in the list, ignoring case; None without words."""
+    listed = tuple(words)
+    counts = [count_words(text, listed) for text in texts]
+    num_words = sum(number for _, number in counts)
+    return sum(found for found, _ in counts) / num_words if num_words else None
+
+
+def count_words(text: str, words: Iterable[str]) -> tuple[int, int]:
+    """Return how many of the text's words are in the list, ignoring case, and how many words it has."""
     listed = {word.casefold() for word in words}
-    found = [word.casefold() for text in texts for word in _WORD.findall(text)]
-    return sum(word in listed for word in found) / len(found) if found else None
+    found = [word.casefold() for word in _WORD.findall(text)]
+    return sum(word in listed for word in found), len(found)
+
+
+def finite(value: float | None) -> float | None:
+    """Return the value, or None if JSON cannot represent it."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def mean(values: Iterable[float | None]) -> float | None:

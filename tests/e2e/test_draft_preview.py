@@ -137,7 +137,7 @@ def test_a_draft_is_tried_beside_no_steering_and_nothing_is_saved(form: Page, li
     expect(side(form, "draft").locator(".answer-kl")).to_contain_text("nats per token")
     assert "kept 0.5" in live_site.server.manage("shell", "-c", READ)
     side(form, "draft").locator(".token").nth(2).hover()
-    expect(side(form, "draft").locator(".answer-details")).to_contain_text("KL to unsteered")
+    expect(side(form, "draft").locator(".answer-details")).to_contain_text("KL(steered‖base)")
     row = state.get_by_role("link", name="View in request log").get_attribute("href")
     wait_for(lambda: form.request.get(f"{live_site.url}{row}", max_redirects=0).ok, 60)
     form.goto(f"{live_site.url}{row}")

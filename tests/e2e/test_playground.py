@@ -78,7 +78,7 @@ def test_each_token_shows_what_it_is(playground: Page):
     steered.locator(".token").nth(3).hover()
     details = steered.locator(".answer-details")
     expect(details).to_contain_text("Log-probability")
-    expect(details).to_contain_text("KL to unsteered")
+    expect(details).to_contain_text("KL(steered‖base)")
     expect(details).to_contain_text(re.compile(r"Strongest features.*#\d+", re.DOTALL))
     shown = details.inner_text()
     steered.locator(".token").nth(3).focus()

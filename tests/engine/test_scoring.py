@@ -79,9 +79,10 @@ class PairHarness(EngineHarness):
         transcript = self.transcripts[sink] = Transcript()
         for index, intervention in enumerate((ours, theirs)):
             scoring = Scoring(fields.get("continuation", CONTINUATION), "pair", is_reference=index == 1)
-            request = build_request(
-                fields.get("prompt", PROMPT), intervention=intervention, index=index, scoring=scoring, max_tokens=0
-            )
+            prompt = fields.get("prompt", PROMPT)
+            if index == 1:
+                prompt = fields.get("reference_prompt", prompt)
+            request = build_request(prompt, intervention=intervention, index=index, scoring=scoring, max_tokens=0)
             self._note(self.engine.add(request, sink, 0.0))
         return transcript
 
@@ -131,6 +132,15 @@ def test_two_interventions_are_compared_in_the_order_asked_for(llama):
     ours, theirs = reference(llama, 2.0), reference(llama, -1.0)
     assert np.allclose(divergence(got), kl(ours, theirs), rtol=1e-3, atol=1e-5)
     assert np.allclose(divergence(back), kl(theirs, ours), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [7, 512])
+def test_one_continuation_is_compared_behind_two_prompts(llama, chunk):
+    other = (*range(90, 101), *PROMPT)
+    got = PairHarness(llama, max_prefill_tokens=chunk).compare(steering(), reference_prompt=other)
+
+    expected = kl(reference(llama, 2.0), reference(llama, prompt=other))
+    assert np.allclose(divergence(got), expected, rtol=1e-3, atol=1e-5)
 
 
 def test_the_same_twice_diverges_nowhere(llama):

@@ -292,7 +292,7 @@ class TestOtherValues:
             ("sweep", {"strengths": [1e999]}),
             ("sweep", {"strengths": ["1"]}),
             ("sweep", {"prompts": [""]}),
-            ("sweep", {"prompts": ["x"] * 65}),
+            ("sweep", {"prompts": ["x"] * 257}),
             ("sweep", {"max_tokens": 10**9}),
             ("sweep", {"temperature": -1}),
             ("sweep", {"seed": True}),

@@ -165,7 +165,7 @@ def test_a_model_that_always_breaks_has_no_proposal_that_is_met() -> None:
     [
         lambda: Texts(prompts=()),
         lambda: Texts(prompts=("  ",)),
-        lambda: Texts(prompts=("x",) * 65),
+        lambda: Texts(prompts=("x",) * 257),
         lambda: Texts(prompts=("x" * 8_001,)),
         lambda: Texts(max_tokens=0),
         lambda: Texts(max_tokens=100_000),

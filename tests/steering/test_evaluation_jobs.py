@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -14,17 +14,28 @@ from django.contrib.auth.models import User
 from transformers import AutoModelForCausalLM
 
 from inference.engine.models.sites import decoder_layers
+from inference.interventions import VectorEdit
 from inference.registry.registry import get_registry
 from jobs.models import Job
 from jobs.services import retry_job
 from steering.compiler import compile_edits
 from steering.demo.install import ARTIFACTS, install_demo
 from steering.errors import EvaluationError
+from steering.evaluation.arms import UNSTEERED_ARM, Arm, Bench
 from steering.evaluation.calibration import TOLERANCE
 from steering.evaluation.calibration import read_params as read_calibration
 from steering.evaluation.comparison import read_params as read_comparison
-from steering.evaluation.params import CalibrationParams, ComparisonParams, SweepParams, Texts
-from steering.evaluation.runner import EvaluatedVersion, EvaluationRunner, Sampling
+from steering.evaluation.controls import control_arms
+from steering.evaluation.measures import from_columns
+from steering.evaluation.params import CalibrationParams, ComparisonParams, Controls, SweepParams, Texts
+from steering.evaluation.runner import (
+    UNSTEERED,
+    EvaluatedVersion,
+    EvaluationRunner,
+    GeneratedAnswer,
+    Sampling,
+    Speaker,
+)
 from steering.evaluation.services import create_evaluation, use_calibration
 from steering.evaluation.sweep import read_params as read_sweep
 from steering.models import Evaluation
@@ -42,8 +53,10 @@ def demo(transactional_db: None) -> Iterator[None]:
         yield
 
 
-def reference_kl(prompt_ids: tuple[int, ...], token_ids: tuple[int, ...], subject: EvaluatedVersion) -> list[float]:
-    """By transformers alone: the demo's additions as a hook of the test."""
+def reference_kl(
+    prompt_ids: tuple[int, ...], token_ids: tuple[int, ...], subject: EvaluatedVersion, *, from_base: bool = False
+) -> list[float]:
+    """KL(steered || base), or the other way ``from_base``, by transformers alone: additions as a hook of the test."""
     module = AutoModelForCausalLM.from_pretrained(ARTIFACTS / "model", attn_implementation="eager").float().eval()
     saes = {source.checksum: get_compiler().sae(source) for source in subject.published.saes}
     (edit,) = compile_edits(subject.edits, saes).edits
@@ -67,6 +80,8 @@ def reference_kl(prompt_ids: tuple[int, ...], token_ids: tuple[int, ...], subjec
     handle = decoder_layers(module)[edit.site.layer].register_forward_hook(hook)
     steered = distributions()
     handle.remove()
+    if from_base:
+        steered, base = base, steered
     return (steered.exp() * (steered - base)).sum(-1).tolist()
 
 
@@ -77,11 +92,21 @@ def special_token_ids() -> frozenset[int]:
 def test_kl_of_a_profile_is_that_of_transformers(demo: None) -> None:
     subject = EvaluatedVersion.find(version("gloomy").pk)
     runner = EvaluationRunner("demo")
-    (written,) = runner.generate(["Tell me a story."], subject.published, Sampling(24, 1.0, 5))
-    (compared,) = runner.compare([("Tell me a story.", written)], subject.published, None)
+    (written,) = runner.generate(["Tell me a story."], Speaker(subject.published), Sampling(24, 1.0, 5))
+    (compared,) = runner.compare([("Tell me a story.", written)], Speaker(subject.published), UNSTEERED)
 
-    expected = reference_kl(runner.ids["Tell me a story."], written.token_ids, subject)
+    expected = reference_kl(runner.ids["", "Tell me a story."], written.token_ids, subject)
     assert len(compared.kl) == len(written.token_ids) > 3
+    np.testing.assert_allclose(compared.kl, expected, rtol=2e-3, atol=2e-5)
+
+
+def test_the_other_kl_is_that_of_transformers_on_the_unsteered_text(demo: None) -> None:
+    subject = EvaluatedVersion.find(version("gloomy").pk)
+    runner, prompt = EvaluationRunner("demo"), "Tell me a story."
+    (written,) = runner.generate([prompt], UNSTEERED, Sampling(24, 1.0, 5))
+    (compared,) = runner.compare([(prompt, written)], UNSTEERED, Speaker(subject.published))
+
+    expected = reference_kl(runner.ids["", prompt], written.token_ids, subject, from_base=True)
     np.testing.assert_allclose(compared.kl, expected, rtol=2e-3, atol=2e-5)
 
 
@@ -108,6 +133,94 @@ def test_sweep_measures_each_strength_and_keeps_a_report(demo: None) -> None:
     assert [sample["prompt"] for sample in full["samples"]] == list(SHORT.prompts)
     assert all(point["failures"] == 0 and point["num_tokens"] > 0 for point in points)
     assert evaluation.result["feature"]
+    for one in points:
+        rows = from_columns(one["answers"])
+        assert [(row.prompt, row.sample) for row in rows] == [(0, 0), (1, 0)]
+        assert sum(row.tokens for row in rows) == one["num_tokens"]
+        if one["factor"]:
+            total = sum(row.kl_base or 0.0 for row in rows)
+            assert one["kl_base"] == pytest.approx(total / sum(row.base_tokens for row in rows))
+    assert unsteered["kl_base"] == zero["kl_base"] == 0.0 < half["kl_base"] < full["kl_base"]
+    assert full["success"] == 1.0
+    low, high = full["intervals"]["kl"]
+    assert low <= full["kl"] <= high
+    value, _, _ = full["differences"]["perplexity"]
+    assert value == pytest.approx(full["perplexity"] - unsteered["perplexity"])
+    assert evaluation.result["recommendation"]["effect"] == "words"
+
+
+def test_controls_run_beside_the_profile(demo: None) -> None:
+    controls = Controls(random_directions=2, random_features=1, system_prompt="You are gloomy.", off_target=True)
+    texts = replace(SHORT, samples_per_prompt=2, max_tokens=8)
+    params = SweepParams(version("gloomy").pk, texts, (1.0,), (), controls)
+    job = run(create_evaluation(params=params))
+    assert job.state == "succeeded", job.error
+
+    result = Evaluation.objects.get(job=job).result
+    found = {point["name"]: point for point in result["controls"]}
+    kinds = [point["kind"] for point in result["controls"]]
+    assert kinds == ["random_direction", "random_direction", "random_feature", "system_prompt"]
+    (steered,) = (point for point in result["points"] if point["kind"] == "profile")
+    one, other = found["random direction 1"], found["random direction 2"]
+    assert one["kl_base"] != other["kl_base"]
+    for point in result["controls"]:
+        assert (point["factor"] is None) == (point["kind"] == "system_prompt")
+        assert point["kl"] > 0 < point["kl_base"]
+        rows = from_columns(point["answers"])
+        assert [(row.prompt, row.sample) for row in rows] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+        base = from_columns(result["points"][0]["answers"])
+        assert [row.base_tokens for row in rows] == [row.base_tokens for row in base], "paired"
+    assert one["push"] == pytest.approx(other["push"])
+    assert one["push"] <= sum(steered["pushes"].values())
+
+    off_target = result["off_target"]
+    assert len(off_target["rows"]) == off_target["num_questions"] == 64
+    for side in ("with", "without"):
+        accuracy, low, high = off_target[side]
+        assert low <= accuracy <= high
+        assert accuracy == sum(row[side] == row["answer"] for row in off_target["rows"]) / 64
+    assert off_target["difference"][0] == pytest.approx(off_target["with"][0] - off_target["without"][0])
+
+
+def test_random_controls_push_as_hard_as_the_profile(demo: None) -> None:
+    subject = EvaluatedVersion.find(version("gloomy").pk)
+    saes = {source.checksum: get_compiler().sae(source) for source in subject.published.saes}
+    (edit,) = compile_edits(subject.edits, saes).edits
+    assert isinstance(edit, VectorEdit)
+    arms = list(control_arms(subject, Controls(random_directions=3, random_features=3), 0.5, seed=1))
+    assert arms == list(control_arms(subject, Controls(random_directions=3, random_features=3), 0.5, seed=1)), "seeded"
+    steps = []
+    for arm in arms:
+        assert arm.speaker.version is not None
+        (control,) = compile_edits(parse_edits(arm.speaker.version.edits), saes).edits
+        assert isinstance(control, VectorEdit)
+        assert (control.site, control.phase, control.window) == (edit.site, edit.phase, edit.window)
+        assert control.norm_limit == edit.norm_limit
+        steps.append(control.vector)
+        torch.testing.assert_close(control.vector.norm(), 0.5 * edit.vector.norm(), rtol=1e-4, atol=0)
+    assert all(abs(torch.cosine_similarity(step, edit.vector, dim=0)) < 0.9 for step in steps)
+    assert len({round(float(step[0]), 6) for step in steps}) == 6
+
+
+def test_a_strength_out_of_range_is_counted_not_dropped(demo: None) -> None:
+    subject = EvaluatedVersion.find(version("gloomy").pk)
+    bench = Bench(FailingRunner("demo"), replace(SHORT, max_tokens=4), lambda: None)
+    base = bench.generate(UNSTEERED)
+    unsteered = bench.measure(UNSTEERED_ARM, base, [])
+    point = bench.measure(Arm("profile", "1", Speaker(subject.published), 1.0), base, unsteered.rows)
+    assert (point.failures, point.success) == (1, 0.5)
+    first, second = point.rows
+    assert (first.error, first.tokens, first.kl) == ("Out of range.", 0, None)
+    assert second.error == ""
+    assert point.differences["success"][0] == -0.5
+
+
+class FailingRunner(EvaluationRunner):
+    """Fails the first steered answer, as the engine does for steering that leaves the range of numbers."""
+
+    def generate(self, prompts, speaker, sampling, *, first=0):
+        found = super().generate(prompts, speaker, sampling, first=first)
+        return [GeneratedAnswer(failure="Out of range."), *found[1:]] if speaker != UNSTEERED else found
 
 
 def test_a_sweep_goes_on_where_a_crash_left_it(demo: None) -> None:
@@ -197,7 +310,7 @@ def test_versions_that_are_not_there_are_refused_at_once(demo: None) -> None:
 
 def test_params_survive_the_database() -> None:
     for params, read in (
-        (SweepParams(1, SHORT, (0.5,), ("rain",)), read_sweep),
+        (SweepParams(1, SHORT, (0.5,), ("rain",), Controls(2, 1, "Be sad.", off_target=True)), read_sweep),
         (CalibrationParams(1, SHORT, 0.2, 0.4), read_calibration),
         (ComparisonParams(1, 2, SHORT), read_comparison),
     ):

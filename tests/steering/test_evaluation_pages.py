@@ -231,7 +231,17 @@ def test_the_versions_page_has_buttons_and_reports(admin: Client, evaluation: Ev
 @pytest.mark.parametrize(
     ("name", "values", "kind"),
     [
-        ("sweep", {"factors": "0.5, 1 2", "words": "rain, sad"}, "steering.sweep"),
+        (
+            "sweep",
+            {
+                "factors": "0.5, 1 2",
+                "words": "rain, sad",
+                "random_directions": "4",
+                "control_system_prompt": " Be sad. ",
+                "off_target": "on",
+            },
+            "steering.sweep",
+        ),
         ("calibrate", {"target": "0.1", "push_cap": "0.6"}, "steering.calibrate"),
         ("compare", {"other": ""}, "steering.compare"),
     ],
@@ -245,10 +255,16 @@ def test_forms_enqueue_jobs(
     job = Job.objects.get()
     assert answer.headers["Location"] == reverse("admin:jobs_job_change", args=[job.pk])
     assert (job.kind, job.owner) == (kind, User.objects.get(username="root"))
-    texts = {"prompts": ["One.", "Two."], "max_tokens": 8, "temperature": 0.5, "seed": 7}
+    texts = {"prompts": ["One.", "Two."], "max_tokens": 8, "temperature": 0.5, "seed": 7, "samples_per_prompt": 1}
     assert (job.params["version"], job.params["texts"]) == (version.pk, texts)
     if name == "sweep":
         assert (job.params["factors"], job.params["words"]) == ([0.5, 1.0, 2.0], ["rain", "sad"])
+        assert job.params["controls"] == {
+            "random_directions": 4,
+            "random_features": 0,
+            "system_prompt": "Be sad.",
+            "off_target": True,
+        }
 
 
 @pytest.mark.parametrize(
@@ -258,6 +274,8 @@ def test_forms_enqueue_jobs(
         ("sweep", {"factors": "nan"}, "must be between"),
         ("sweep", {"factors": "1", "prompts": " \n "}, "required"),
         ("sweep", {"factors": "1", "max_tokens": "100000"}, "max_tokens must be between"),
+        ("sweep", {"factors": "1", "samples_per_prompt": "17"}, "samples_per_prompt must be between"),
+        ("sweep", {"factors": "1", "random_directions": "-1"}, "random_directions must be between"),
         ("calibrate", {"target": "0", "push_cap": "1"}, "target must be between"),
         ("calibrate", {"target": "inf", "push_cap": "1"}, "Enter a number"),
         ("compare", {"other": "999999"}, "Select a valid choice"),

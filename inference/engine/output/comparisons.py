@@ -29,7 +29,7 @@ class _Side:
     """Distributions that the other side has not reached yet."""
 
     rows: Tensor | None = None
-    first: int = 0  # place of the first row
+    first: int = 0  # place of the first row in the continuation
 
     def add(self, first: int, rows: Tensor) -> None:
         if self.rows is None or not len(self.rows):
@@ -68,12 +68,13 @@ class Comparisons:
         """Add scores. Returns the events that are complete now: log-probabilities, and the divergences of the pair."""
         scoring = sequence.scoring
         assert scoring is not None, "only scoring sequences have scores"
+        first = len(scoring.logprobs)
         scoring.take(scores)
         events: list[ScoresEvent | DivergenceEvent] = []
         if scoring.is_complete:
             events.append(ScoresEvent(sequence.request.index, tuple(scoring.logprobs)))
         if scores.distributions is not None:
-            kl = self._compare(sequence.sink, scoring.request, scores.first, scores.distributions)
+            kl = self._compare(sequence.sink, scoring.request, first, scores.distributions)
             if len(kl) == len(scoring.request.token_ids):
                 events.append(DivergenceEvent(sequence.request.index, scoring.request.pair, tuple(kl)))
         return events

@@ -13,10 +13,12 @@ from jobs.commands import wait_for_end
 from jobs.models import Job
 from steering.errors import EvaluationError
 from steering.evaluation.params import (
+    DEFAULT_CONTROLS,
     FACTORS,
     TARGETS,
     CalibrationParams,
     ComparisonParams,
+    Controls,
     EvaluationParams,
     SweepParams,
     Texts,
@@ -57,6 +59,17 @@ class Command(MillmCommand):
         parser.add_argument("--max-tokens", type=int, default=DEFAULTS.max_tokens)
         parser.add_argument("--temperature", type=float, default=DEFAULTS.temperature)
         parser.add_argument("--seed", type=int, default=DEFAULTS.seed)
+        parser.add_argument(
+            "--samples-per-prompt", type=int, default=DEFAULTS.samples_per_prompt, help="answers to each prompt"
+        )
+        parser.add_argument(
+            "--random-directions", type=int, default=DEFAULT_CONTROLS.random_directions, help="sweep: control arms"
+        )
+        parser.add_argument(
+            "--random-features", type=int, default=DEFAULT_CONTROLS.random_features, help="sweep: control arms"
+        )
+        parser.add_argument("--control-system-prompt", default="", help="sweep: a control with the profile's goal")
+        parser.add_argument("--no-off-target", action="store_true", help="sweep: leave out multiple-choice questions")
         parser.add_argument("--output", type=Path, help="write the report to a .html, .json or .csv file")
         parser.add_argument("--no-wait", action="store_true", help="only enqueue the job")
 
@@ -86,16 +99,26 @@ class Command(MillmCommand):
 def _params(options: dict[str, Any]) -> EvaluationParams:
     version = _version(options["version"], options["model"])
     prompts = DEFAULTS.prompts if options["prompts"] is None else tuple(options["prompts"])
-    texts = Texts(prompts, options["max_tokens"], options["temperature"], options["seed"])
+    samples = options["samples_per_prompt"]
+    texts = Texts(prompts, options["max_tokens"], options["temperature"], options["seed"], samples)
     match options["act"]:
         case "sweep":
             words = tuple(word.strip() for word in options["words"].split(",") if word.strip())
-            return SweepParams(version, texts, read_numbers(options["strengths"]), words)
+            return SweepParams(version, texts, read_numbers(options["strengths"]), words, _controls(options))
         case "calibrate":
             return CalibrationParams(version, texts, _target(options["target"]), options["push_cap"])
         case _:
             other = None if options["other"] is None else _version(options["other"], options["model"])
             return ComparisonParams(version, other, texts)
+
+
+def _controls(options: dict[str, Any]) -> Controls:
+    return Controls(
+        options["random_directions"],
+        options["random_features"],
+        options["control_system_prompt"],
+        not options["no_off_target"],
+    )
 
 
 def _target(text: str) -> float:

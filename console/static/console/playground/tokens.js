@@ -37,7 +37,7 @@ export class Tokens {
       this.list[place].value = values?.[place] ?? null;
     });
     if (!kl) return "";
-    return `KL to unsteered: ${number(kl.reduce((sum, one) => sum + one, 0) / kl.length)} nats per token.`;
+    return `KL(steered‖base) of this answer: ${number(kl.reduce((sum, one) => sum + one, 0) / kl.length)} nats per token.`;
   }
 
   _chat(content) {

@@ -71,7 +71,7 @@ export class Answer {
 
   _lines(token) {
     const facts = [["Token", JSON.stringify(token.text)], ["Log-probability", number(token.logprob)]];
-    if (token.kl !== null) facts.push(["KL to unsteered", `${number(token.kl)} nats`]);
+    if (token.kl !== null) facts.push(["KL(steered‖base)", `${number(token.kl)} nats`]);
     if (token.value !== null) facts.push(["Selected feature", number(token.value)]);
     facts.push(...(token.notes ?? []));
     const list = document.createElement("dl");

@@ -4,7 +4,7 @@ const MOST_PERCENT = 45; // opacity of the colour; above it, light text is hard 
 
 export const MEASURES = {
   none: { value: () => null, words: "" },
-  kl: { value: (token) => token.kl, words: "KL to the unsteered model (nats)" },
+  kl: { value: (token) => token.kl, words: "KL(steered‖base), nats" },
   logprob: { value: (token) => (token.logprob === null ? null : -token.logprob), words: "Surprisal: negative log-probability (nats)" },
   feature: { value: (token) => token.value, words: "Feature activation" },
 };
