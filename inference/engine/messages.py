@@ -114,12 +114,15 @@ class Scoring:
     """A given continuation to score: its tokens are scored as if generated, and none are generated.
 
     Two requests of one submission with the same ``pair`` and tokens are compared: the divergence of the subject's
-    distribution from that of the request that ``is_reference``, at each token. Their prompts may differ.
+    distribution from that of the request that ``is_reference``, at each token. Their prompts may differ. One of them
+    may be compared with several: one unsteered subject with many steered references, or the reverse. It has that many
+    ``num_partners``, and its partners have one each.
     """
 
     token_ids: tuple[int, ...]
     pair: str = ""
     is_reference: bool = False
+    num_partners: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +255,8 @@ class ScoresEvent:
 class DivergenceEvent:
     """KL(subject || reference) in nats at each token of a pair's continuation, exact over the whole vocabulary.
 
-    ``index`` is that of the sequence of the pair that finished last.
+    ``index`` is that of the sequence of the pair that finished last; of a sequence with several partners, the
+    partner's.
     """
 
     index: int

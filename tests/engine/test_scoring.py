@@ -302,3 +302,28 @@ def test_tokens_without_probability_count_nothing():
     p = torch.tensor([[0.5, 0.5, 0.0]]).log()
     assert divergences(p, torch.tensor([[0.25, 0.25, 0.5]]).log()) == pytest.approx([math.log(2)])
     assert divergences(p, torch.tensor([[1.0, 0.0, 0.0]]).log()) == [math.inf]
+
+
+@pytest.mark.parametrize("is_reference", [False, True], ids=["one subject", "one reference"])
+@pytest.mark.parametrize("max_batch_size", [2, 8])
+def test_one_sequence_is_compared_with_several(llama, is_reference, max_batch_size):
+    """The unsteered side is computed once for all strengths, also while some of them still wait."""
+    harness = PairHarness(llama, max_batch_size=max_batch_size, max_prefill_tokens=24)
+    scales = (2.0, -1.0, 0.5)
+    sink, harness._next_sink = harness._next_sink, harness._next_sink + 1
+    transcript = harness.transcripts[sink] = Transcript()
+    for index, intervention in enumerate((None, *map(steering, scales))):
+        mine = (index == 0) == is_reference
+        scoring = Scoring(CONTINUATION, "pair", mine, num_partners=1 if index else len(scales))
+        request = build_request(PROMPT, intervention=intervention, index=index, scoring=scoring, max_tokens=0)
+        harness._note(harness.engine.add(request, sink, 0.0))
+    harness.run()
+
+    base = reference(llama)
+    found = {event.index: event.kl for event in transcript.events if isinstance(event, DivergenceEvent)}
+    assert sorted(found) == [1, 2, 3]
+    for index, scale in enumerate(scales, 1):
+        steered = reference(llama, scale)
+        expected = kl(steered, base) if is_reference else kl(base, steered)
+        assert np.allclose(found[index], expected, rtol=1e-3, atol=1e-5)
+    assert not len(harness.engine._comparisons)
