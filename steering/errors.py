@@ -90,6 +90,22 @@ class UnknownSAEError(SteeringError):
     param = "sae"
 
 
+class SAENotMeasuredError(SteeringError):
+    """A figure of the SAE that the work needs was never measured."""
+
+    status = 409
+    code = "sae_not_measured"
+    param = "sae"
+
+
+class EffectNotMeasuredError(SteeringError):
+    """The strength `auto` needs a measured effect of the feature."""
+
+    status = 409
+    code = "effect_not_measured"
+    param = "strength"
+
+
 class PolicyConflictError(SteeringError):
     """A profile and a policy of the server cannot be combined."""
 

@@ -16,6 +16,11 @@ def register_kinds() -> None:
     register(
         JobKind("steering.health", "Measure an SAE", "steering.sae_registry.jobs:run_health", show=_show_measurement)
     )
+    register(
+        JobKind(
+            "steering.effects", "Measure effects of features", "steering.effects.job:run_effects", show=_show_effects
+        )
+    )
     register(JobKind("steering.add_sae", "Add an SAE", "steering.sae_registry.jobs:run_add_sae"))
     register(JobKind("steering.embed_labels", "Embed labels", "steering.features.semantic_search:run_embed_labels"))
     register(
@@ -50,6 +55,16 @@ def _show_measurement(result: Mapping[str, Any]) -> SafeString:
         '<p>{} <a href="{}">View SAE</a>, <a href="{}?sae__id__exact={}">view features</a></p>',
         figures,
         reverse("admin:steering_sae_change", args=[result["sae"]]),
+        reverse("admin:steering_feature_changelist"),
+        result["sae"],
+    )
+
+
+def _show_effects(result: Mapping[str, Any]) -> SafeString:
+    return format_html(
+        '<p>{} features measured, {} skipped. <a href="{}?sae__id__exact={}&o=steers">View the best</a></p>',
+        _figure(result["measured"]),
+        _figure(result["skipped"]),
         reverse("admin:steering_feature_changelist"),
         result["sae"],
     )

@@ -43,28 +43,34 @@ def read_label_file(path: Path, d_sae: int) -> LabelSet:
 
 def parse_label_file(file: IO[bytes], name: str, d_sae: int) -> LabelSet:
     """Parse a seekable file; the suffix of ``name`` selects the format."""
+    problems: list[Problem] = []
+    collector = LabelCollector(problems)
+    try:
+        for path, value in read_records(file, name):
+            record = parse_record(value, path, d_sae, problems)
+            if not problems:
+                collector.add(record)
+            if len(problems) >= MAX_PROBLEMS:
+                break
+    except InvalidSpecError as error:  # the rest of the file cannot be parsed
+        problems += error.problems
+    if problems:
+        raise InvalidSpecError(problems[:MAX_PROBLEMS])
+    return collector.result()
+
+
+def read_records(file: IO[bytes], name: str) -> Iterator[Record]:
+    """Yield the records of a seekable file with their paths in it. Raise InvalidSpecError where it cannot be read."""
     stem, is_packed = (name[:-3], True) if name.lower().endswith(".gz") else (name, False)
     read = _READERS.get(Path(stem).suffix.lower())
     if read is None:
         raise _refusal(f"{_shown(name)} must end with {', '.join(_READERS)}, optionally followed by .gz.")
     _check_container(file, name, is_packed=is_packed)
-    problems: list[Problem] = []
-    collector = LabelCollector(problems)
     try:
         with gzip.GzipFile(fileobj=file) if is_packed else file as plain:
-            for path, value in read(_Lines(plain)):  # type: ignore[arg-type]  # GzipFile is no IO to mypy
-                record = parse_record(value, path, d_sae, problems)
-                if not problems:
-                    collector.add(record)
-                if len(problems) >= MAX_PROBLEMS:
-                    break
-    except InvalidSpecError as error:  # the rest of the file cannot be parsed
-        problems += error.problems
+            yield from read(_Lines(plain))  # type: ignore[arg-type]  # GzipFile is no IO to mypy
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise _refusal(f"{_shown(name)} is damaged: {error}.") from error
-    if problems:
-        raise InvalidSpecError(problems[:MAX_PROBLEMS])
-    return collector.result()
 
 
 class _Lines:

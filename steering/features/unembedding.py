@@ -93,6 +93,18 @@ class Unembedding:
         logits: Floats = np.concatenate(parts)
         return logits
 
+    def top_tokens(self, directions: Floats, count: int, vocab_size: int) -> NDArray[np.int64]:
+        """Return the ids of the largest logits among the first ``vocab_size``, ``[n, count]``, largest first.
+
+        For many directions ``[n, hidden_size]`` at once: one product of matrices for each piece, on this thread.
+        """
+        import torch
+
+        x = torch.from_numpy(np.stack([self.gain.apply(direction) for direction in directions]))
+        logits = torch.cat([x @ torch.from_numpy(piece).T for piece in self.embeddings.rows()], 1)[:, :vocab_size]
+        ids: NDArray[np.int64] = logits.topk(min(count, logits.shape[1])).indices.numpy()
+        return ids
+
 
 def open_unembedding(folder: Path, *, trust_remote_code: bool = False) -> Unembedding:
     """Read the configuration and the headers of the weights. Raise UnembeddingError if they do not match."""

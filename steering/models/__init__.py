@@ -5,6 +5,7 @@ Import every model from here; start with ``profiles`` for what requests name.
 
 from __future__ import annotations
 
+from steering.models.effects import FeatureEffect
 from steering.models.evaluations import Evaluation
 from steering.models.profiles import (
     VERSION_IS_IMMUTABLE,
@@ -26,6 +27,7 @@ __all__ = [
     "Evaluation",
     "Feature",
     "FeatureEdit",
+    "FeatureEffect",
     "LabelEmbedding",
     "PlainVector",
     "ProfileReview",

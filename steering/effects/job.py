@@ -1,0 +1,129 @@
+"""The job that measures the effect of every live feature of an SAE."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from django.contrib.auth.models import User
+from django.db.models import Q
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
+
+from inference.client import get_client
+from inference.files.sources import SourceError, resolve_source
+from inference.registry.registry import get_registry
+from inference.torch_threads import borrowed_workers
+from jobs.models import Job
+from jobs.services import enqueue_job
+from steering.effects.probe import AT_ONCE, EffectProbe, MeasuredFeature
+from steering.effects.recipe import NUM_LENS_TOKENS, EffectRecipe
+from steering.effects.store import recipe_text, store_effects
+from steering.errors import SAENotMeasuredError
+from steering.features.search import FeatureQuerySet
+from steering.models import SAE, Feature
+from steering.profiles.compilation import get_compiler
+from steering.profiles.drafts import feature_target
+from steering.profiles.snapshot import source_of
+
+if TYPE_CHECKING:
+    from jobs.running_job import RunningJob
+
+Lens = Callable[[Sequence[int]], list[tuple[int, ...]]]
+"""Returns the first tokens in the logit lens of each feature; empty if there is no lens."""
+
+
+def request_effects(
+    *, sae: SAE, recipe: EffectRecipe | None = None, replaces: bool = False, owner: User | None = None
+) -> Job:
+    """Queue the measurement. With ``replaces``, features that have an effect of the same recipe are measured again.
+
+    Raise SAENotMeasuredError if the mean residual norm at the SAE's site is unknown.
+    """
+    if not sae.reference_norm:
+        raise SAENotMeasuredError(
+            f"The mean residual norm of `{sae.name}` is unknown, so strengths cannot be capped. Measure the SAE first."
+        )
+    params = {"sae": sae.pk, "recipe": (recipe or EffectRecipe()).to_json(), "replaces": replaces}
+    return enqueue_job(kind="steering.effects", params=params, owner=owner, title=f"Measure effects of {sae}")
+
+
+def live_features(sae: SAE) -> FeatureQuerySet:
+    """Return the features that can have an effect: not known to be dead, and with a decoder row that is not zero."""
+    rows = sae.features.exclude(density=0).exclude(decoder_norm=0).exclude(decoder_norm=None)
+    found: FeatureQuerySet = rows.order_by("index")
+    return found
+
+
+def run_effects(job: RunningJob) -> dict[str, Any]:
+    """Measure all live features, a batch at a time. Results are stored as they come, so a run resumes after a crash."""
+    sae = SAE.objects.select_related("model").get(pk=job.params["sae"])
+    recipe = EffectRecipe.from_json(job.params["recipe"])
+    started = _started(job)
+    done = Q(effect__recipe=recipe_text(recipe))
+    if job.params["replaces"]:
+        done &= Q(effect__measured_at__gte=started)
+    live = live_features(sae)
+    total, todo = live.count(), list(live.exclude(done).values_list("index", flat=True))
+    num_done = num_before = total - len(todo)
+    with asyncio.Runner() as runner:
+        job.progress(num_done, total, "Generating unsteered texts")
+        probe = runner.run(_probe(sae, recipe))
+        lens = open_lens(sae, probe.model.vocab_size, job.log)
+        for first in range(0, len(todo), AT_ONCE):
+            job.progress(num_done, total, "Measuring features")
+            rows = list(sae.features.filter(index__in=todo[first : first + AT_ONCE]).order_by("index"))
+            for row in rows:
+                row.sae = sae
+            tokens = lens([row.index for row in rows])
+            features = [MeasuredFeature(feature_target(row), ids) for row, ids in zip(rows, tokens, strict=True)]
+            runner.run(get_registry().ready(sae.model.name))  # the model may have been unloaded since
+            results = runner.run(probe.measure(features))
+            store_effects(sae=sae, results=results, recipe=recipe_text(recipe), measured_at=timezone.now())
+            num_done += len(rows)
+    job.progress(num_done, total, "Measuring features")
+    return {"sae": sae.pk, "measured": num_done - num_before, "skipped": sae.d_sae - num_done + num_before}
+
+
+def _started(job: RunningJob) -> Any:
+    if "started" not in job.checkpoint:
+        job.save_checkpoint({"started": timezone.now().isoformat()})
+    return parse_datetime(job.checkpoint["started"])
+
+
+async def _probe(sae: SAE, recipe: EffectRecipe) -> EffectProbe:
+    return await EffectProbe.prepare(get_client(), await get_registry().ready(sae.model.name), source_of(sae), recipe)
+
+
+def open_lens(sae: SAE, vocab_size: int, log: Callable[[str], None]) -> Lens:
+    """Return a reader of the logit lens for many features. ``log`` gets the reason if there is no lens."""
+    from steering.features.unembedding import UnembeddingError, open_unembedding  # imports torch
+
+    def no_lens(indices: Sequence[int]) -> list[tuple[int, ...]]:
+        return [() for _ in indices]
+
+    if sae.site == SAE.Site.ATTN_OUT:
+        log("There are no output scores: the SAE writes before the attention's output projection.")
+        return no_lens
+    try:
+        folder = resolve_source(sae.model.model_source)
+        unembedding = open_unembedding(folder, trust_remote_code=sae.model.trust_remote_code)
+    except (SourceError, UnembeddingError, OSError, ValueError, KeyError) as error:
+        log(f"There are no output scores: {error}")
+        return no_lens
+    weights = get_compiler().sae(source_of(sae))
+
+    def lens(indices: Sequence[int]) -> list[tuple[int, ...]]:
+        import torch
+
+        with torch.inference_mode(), borrowed_workers():
+            rows = torch.stack([weights.decoder_row(index).float() for index in indices]).numpy()
+            return [tuple(ids) for ids in unembedding.top_tokens(rows, NUM_LENS_TOKENS, vocab_size).tolist()]
+
+    return lens
+
+
+def effect_counts(sae: SAE) -> tuple[int, int]:
+    """Return the number of features with a measured effect, and of live features."""
+    return Feature.objects.filter(sae=sae, effect__isnull=False).count(), live_features(sae).count()

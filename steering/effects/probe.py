@@ -1,0 +1,303 @@
+"""Measure the effects of features in the engine: many features at once, as rows of one batch."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from inference.client import (
+    DivergenceEvent,
+    EngineClient,
+    Event,
+    FailedEvent,
+    GenerationRequest,
+    SamplingParams,
+    ScoresEvent,
+    Scoring,
+    TokensEvent,
+)
+from inference.registry.model_card import ModelCard
+from inference.runs import JOB_PRIORITY, Run, SequenceFailedError
+from inference.steering_refs import PublishedVersion, SAESource, SteeringRef, SteeringSpec
+from steering.effects.recipe import OPENINGS, EffectRecipe, EffectResult, Sample, output_score
+from steering.effects.strength_search import StrengthSearch
+from steering.errors import EvaluationError, SAENotMeasuredError
+from steering.spec.edit import EditSpec, FeatureTarget
+from steering.spec.rendering import edits_to_json, fingerprint
+from steering.spec.units import push
+
+AT_ONCE = 15
+"""Features in one batch: with the unsteered text, as many sequences as the engine runs at once by default."""
+FIRST_PUSH = 0.3
+_UNSTABLE = frozenset({"steering_unstable"})
+_SCORED = "effect"
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredFeature:
+    """A feature to measure, and the ids of its first tokens in the logit lens (empty if unknown)."""
+
+    target: FeatureTarget
+    lens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    token_ids: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class EffectProbe:
+    """Measures features of one SAE on one model, whose unsteered texts it has generated with :meth:`prepare`."""
+
+    client: EngineClient
+    model: ModelCard
+    source: SAESource
+    recipe: EffectRecipe
+    texts: tuple[_Text, ...]
+    before: tuple[_Written, ...]
+    nll: tuple[float, ...]
+    """Of each token of ``before``, under the unsteered model."""
+    base: tuple[dict[int, tuple[float, int]], ...]
+    """By opening: log-probability and rank of each token after it, without steering."""
+
+    @classmethod
+    async def prepare(
+        cls, client: EngineClient, model: ModelCard, source: SAESource, recipe: EffectRecipe
+    ) -> EffectProbe:
+        """Generate the unsteered texts. Raise EvaluationError if the model answers nothing."""
+        bare = cls(client, model, source, recipe, (), (), (), ())
+        prompts = [bare.encode(prompt) for prompt in recipe.prompts]
+        answers = await bare._write(prompts, None, recipe.max_tokens)
+        texts = tuple(_Text(p, a.token_ids) for p, a in zip(prompts, answers, strict=True) if a and a.token_ids)
+        if not texts:
+            raise EvaluationError("The unsteered model gave no answer to any of the prompts; choose other prompts.")
+        number = len(recipe.sample_prompts)
+        written = await bare._write(prompts[:number], None, recipe.sample_tokens)
+        before = tuple(one or _Written((), "") for one in written)
+        nll = await bare._nll(prompts[:number], before)
+        base = tuple([await bare._distribution(opening) for opening in OPENINGS])
+        return replace(bare, texts=texts, before=before, nll=tuple(x for part in nll for x in part), base=base)
+
+    async def measure(self, features: Sequence[MeasuredFeature]) -> list[EffectResult]:
+        """Return the effect of each feature. Features that are unstable at every strength get strength 0."""
+        searches = [self._search(feature.target) for feature in features]
+        while pending := [n for n, search in enumerate(searches) if not search.is_finished]:
+            refs = [await self._steer(features[n].target, searches[n].guess) for n in pending]
+            for n, kl in zip(pending, await self._divergences(refs), strict=True):
+                searches[n].note(kl)
+        best = [search.best or (0.0, 0.0) for search in searches]
+        refs = [
+            await self._steer(feature.target, raw) if raw else None
+            for feature, (raw, _) in zip(features, best, strict=True)
+        ]
+        samples = await self._samples(refs)
+        scores = await self._output_scores(features, refs)
+        return [
+            EffectResult(
+                index=feature.target.index,
+                strength=raw,
+                kl=kl,
+                push=push(raw, feature.target.scales) or 0.0,
+                is_capped=search.is_capped,
+                output_score=score,
+                base_output_score=base,
+                fluency=fluency,
+                curve=tuple(sorted(search.points)),
+                samples=some,
+            )
+            for feature, search, (raw, kl), (fluency, some), (score, base) in zip(
+                features, searches, best, samples, scores, strict=True
+            )
+        ]
+
+    def encode(self, prompt: str) -> tuple[int, ...]:
+        """Return the tokens of a prompt: as a user message if the model has a chat template, else as plain text."""
+        text = self.model.text
+        if text.has_chat_template:
+            return tuple(text.render_chat([{"role": "user", "content": prompt}]))
+        return tuple(text.encode(prompt))
+
+    def _search(self, target: FeatureTarget) -> StrengthSearch:
+        size = push(1.0, target.scales)
+        if not size:
+            raise SAENotMeasuredError(
+                f"The relative size of feature {target.index} is unknown, so its strength cannot be capped. Measure "
+                "the SAE first."
+            )
+        return StrengthSearch(self.recipe.target, self.recipe.push_cap / size, FIRST_PUSH / size)
+
+    async def _steer(self, target: FeatureTarget, raw: float) -> SteeringRef:
+        """Return the compiled edit that profiles and requests get by default: ``add`` on all tokens."""
+        edits = (EditSpec(target, "add", raw, "raw"),)
+        name = f"{target.sae.name} #{target.index}"
+        version = PublishedVersion(name, 0, fingerprint(edits), edits_to_json(edits), (self.source,))
+        return await self.client.compile(SteeringSpec((version,), skip_token_ids=self.model.text.special_token_ids))
+
+    async def _divergences(self, refs: Sequence[SteeringRef]) -> list[float | None]:
+        """Return KL(unsteered || steered), the mean over the tokens of all texts; None where steering is unstable."""
+        sums: list[float | None] = [0.0] * len(refs)
+        num_tokens = sum(len(text.answer) for text in self.texts)
+        for text in self.texts:
+            requests = [self._scored(text, None, 0, len(refs))]
+            requests += [self._scored(text, ref, n, 1) for n, ref in enumerate(refs, 1)]
+            events = await self._events(requests)
+            found = {event.index: event.kl for some in events for event in some if isinstance(event, DivergenceEvent)}
+            for n in range(len(refs)):
+                total, kl = sums[n], math.fsum(found.get(n + 1, (math.nan,)))
+                sums[n] = None if total is None or not math.isfinite(kl) else total + kl
+        return [None if total is None else total / num_tokens for total in sums]
+
+    def _scored(self, text: _Text, ref: SteeringRef | None, index: int, num_partners: int) -> GenerationRequest:
+        scoring = Scoring(text.answer, _SCORED, is_reference=ref is not None, num_partners=num_partners)
+        return self._request(text.prompt, SamplingParams(max_tokens=0), ref, index, scoring)
+
+    async def _samples(self, refs: Sequence[SteeringRef | None]) -> list[tuple[float | None, tuple[Sample, ...]]]:
+        """Return fluency and samples at each steering."""
+        return list(await asyncio.gather(*map(self._sampled, refs)))
+
+    async def _sampled(self, ref: SteeringRef | None) -> tuple[float | None, tuple[Sample, ...]]:
+        if ref is None:
+            return None, ()
+        prompts = [self.encode(prompt) for prompt in self.recipe.sample_prompts]
+        written = await self._write(prompts, ref, self.recipe.sample_tokens)
+        return self._fluency(await self._nll(prompts, written)), self._pairs(written)
+
+    def _fluency(self, parts: Sequence[Sequence[float]]) -> float | None:
+        """Return the perplexity of tokens over that of the unsteered samples; None without tokens."""
+        values = [value for part in parts for value in part]
+        if not values or not self.nll:
+            return None
+        difference = math.fsum(values) / len(values) - math.fsum(self.nll) / len(self.nll)
+        return math.exp(min(difference, 100.0))
+
+    def _pairs(self, written: Sequence[_Written | None]) -> tuple[Sample, ...]:
+        return tuple(
+            Sample(prompt, before.text, after.text)
+            for prompt, before, after in zip(self.recipe.sample_prompts, self.before, written, strict=True)
+            if after is not None
+        )
+
+    async def _write(
+        self, prompts: Sequence[tuple[int, ...]], ref: SteeringRef | None, max_tokens: int
+    ) -> list[_Written | None]:
+        """Generate an answer to each prompt; None where steering is unstable.
+
+        The random numbers depend on the number of the prompt, not on the steering.
+        """
+        params = SamplingParams(max_tokens=max_tokens, temperature=self.recipe.temperature, seed=self.recipe.seed)
+        requests = [self._request(prompt, params, ref, number) for number, prompt in enumerate(prompts)]
+        return [_written(events) for events in await self._events(requests)]
+
+    async def _nll(
+        self, prompts: Sequence[tuple[int, ...]], texts: Sequence[_Written | None]
+    ) -> list[tuple[float, ...]]:
+        """Return the negative log-probability of each token under the unsteered model; empty for an empty text."""
+        requests = [
+            self._request(prompt, SamplingParams(max_tokens=0), None, index, Scoring(one.token_ids))
+            for index, (prompt, one) in enumerate(zip(prompts, texts, strict=True))
+            if one is not None and one.token_ids
+        ]
+        found: dict[int, tuple[float, ...]] = {}
+        for events in await self._events(requests):
+            for event in events:
+                if isinstance(event, ScoresEvent):
+                    found[event.index] = tuple(-logprob for logprob in event.logprobs)
+        return [found.get(index, ()) for index in range(len(texts))]
+
+    async def _output_scores(
+        self, features: Sequence[MeasuredFeature], refs: Sequence[SteeringRef | None]
+    ) -> list[tuple[float | None, float | None]]:
+        """Return the output scores with and without steering, the mean over the openings."""
+        requests = [
+            self._request(
+                tuple(self.model.text.encode(opening)),
+                SamplingParams(
+                    max_tokens=1, temperature=0.0, logprobs=0, allowed_token_ids=feature.lens, ignore_eos=True
+                ),
+                ref,
+                n * len(OPENINGS) + place,
+            )
+            for n, (feature, ref) in enumerate(zip(features, refs, strict=True))
+            if ref is not None and feature.lens
+            for place, opening in enumerate(OPENINGS)
+        ]
+        vocab_size = len(self.base[0])
+        steered = {
+            event.index: output_score(event.logprobs[0].logprob, event.logprobs[0].rank, vocab_size)
+            for events in await self._events(requests)
+            for event in events
+            if isinstance(event, TokensEvent) and event.logprobs
+        }
+        results: list[tuple[float | None, float | None]] = []
+        for n, feature in enumerate(features):
+            own = [steered.get(n * len(OPENINGS) + place) for place in range(len(OPENINGS))]
+            if any(score is None for score in own):
+                results.append((None, None))
+                continue
+            base = [output_score(*min((known[i] for i in feature.lens), key=_rank), vocab_size) for known in self.base]
+            results.append((math.fsum(s for s in own if s is not None) / len(own), math.fsum(base) / len(base)))
+        return results
+
+    async def _distribution(self, opening: str) -> dict[int, tuple[float, int]]:
+        """Return log-probability and rank of every token after a text."""
+        params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=self.model.vocab_size, ignore_eos=True)
+        (events,) = await self._events([self._request(tuple(self.model.text.encode(opening)), params, None, 0)])
+        (event,) = (event for event in events if isinstance(event, TokensEvent) and event.logprobs)
+        top = event.logprobs[0].top
+        return {token_id: (logprob, rank) for rank, (token_id, logprob) in enumerate(top, 1)}
+
+    def _request(
+        self,
+        prompt: tuple[int, ...],
+        sampling: SamplingParams,
+        ref: SteeringRef | None,
+        index: int,
+        scoring: Scoring | None = None,
+    ) -> GenerationRequest:
+        return GenerationRequest(
+            f"effect/{index}", self.model.record.name, prompt, sampling, ref, index, JOB_PRIORITY, scoring=scoring
+        )
+
+    async def _events(self, requests: Sequence[GenerationRequest]) -> list[list[Event]]:
+        """Return the events of each request. A pair's sequences are submitted together. Raise EvaluationError."""
+        if not requests:
+            return []
+        size = None if requests[0].scoring is not None and requests[0].scoring.pair else AT_ONCE + 1
+        try:
+            run = Run(self.client, requests, group_size=size, waits=True, halves=size is not None, tolerated=_UNSTABLE)
+            return await run.collect()
+        except SequenceFailedError as error:
+            raise EvaluationError(f"The engine rejected the measurement ({error.code}): {error}") from error
+
+
+def _rank(found: tuple[float, int]) -> int:
+    return found[1]
+
+
+def _written(events: Iterable[Event]) -> _Written | None:
+    token_ids: list[int] = []
+    text = ""
+    for event in events:
+        match event:
+            case TokensEvent():
+                token_ids.extend(event.token_ids)
+                text += event.text
+            case FailedEvent():
+                return None
+    return _Written(tuple(token_ids), text)
+
+
+def batches(features: Sequence[int], size: int = AT_ONCE) -> Iterator[Sequence[int]]:
+    """Yield the features in batches."""
+    for first in range(0, len(features), size):
+        yield features[first : first + size]

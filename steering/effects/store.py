@@ -1,0 +1,205 @@
+"""Measured effects in the database, and as files that travel with an SAE.
+
+A file is JSON lines, optionally gzipped. Its first line describes the measurement, every other line one feature::
+
+    {"format": "millm.feature_effects", "format_version": 1, "sae": "abc...", "recipe": "...", "before": [
+        {"prompt": "Tell me a story.", "text": "Once ..."}]}
+    {"index": 7, "strength": 9.5, "kl": 0.29, "push": 0.31, "is_capped": false, "output_score": 0.2,
+     "base_output_score": 0.01, "fluency": 1.3, "curve": [[9.5, 0.29]], "after": ["The rain ..."]}
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any
+
+from django.db import transaction
+from django.utils import timezone
+
+from steering.effects.recipe import VERSION, EffectRecipe, EffectResult, Sample
+from steering.features.label_files import MAX_PROBLEMS, read_records
+from steering.models import SAE, Feature, FeatureEffect
+from steering.spec.errors import InvalidSpecError, Problem
+from steering.spec.fields import Fields
+from steering.spec.units import MAX_PUSH, MAX_STRENGTH
+
+FORMAT = "millm.feature_effects"
+_VERSION = 1
+_MAX_RECIPE = 200
+_MAX_SAMPLES = 16
+_MAX_SAMPLE_CHARS = 4000
+_MAX_POINTS = 32
+_BATCH = 500
+_WRITTEN = (
+    *("strength", "kl", "push", "is_capped", "output_score", "base_output_score", "fluency", "steers_well"),
+    *("curve", "samples", "recipe", "is_imported", "measured_at"),
+)
+
+
+def recipe_text(recipe: EffectRecipe) -> str:
+    """Return a text that identifies the recipe, readable where a person looks for it."""
+    values = json.dumps(recipe.to_json(), sort_keys=True)
+    digest = hashlib.sha256(values.encode()).hexdigest()[:8]
+    return f"{VERSION}-{digest}: KL {recipe.target:g}, cap {recipe.push_cap:g}, {len(recipe.prompts)} prompts"
+
+
+@transaction.atomic
+def store_effects(
+    *, sae: SAE, results: Iterable[EffectResult], recipe: str, measured_at: datetime, is_imported: bool = False
+) -> int:
+    """Insert or replace the effects of features, and return their number."""
+    found = {result.index: result for result in results}
+    pks = dict(Feature.objects.filter(sae=sae, index__in=found).values_list("index", "pk"))
+    rows = [
+        FeatureEffect(
+            sae=sae,
+            feature_id=pks[index],
+            strength=result.strength,
+            kl=result.kl,
+            push=result.push,
+            is_capped=result.is_capped,
+            output_score=result.output_score,
+            base_output_score=result.base_output_score,
+            fluency=result.fluency,
+            steers_well=result.steers_well,
+            curve=[list(point) for point in result.curve],
+            samples=[{"prompt": one.prompt, "before": one.before, "after": one.after} for one in result.samples],
+            recipe=recipe,
+            is_imported=is_imported,
+            measured_at=measured_at,
+        )
+        for index, result in found.items()
+        if index in pks
+    ]
+    FeatureEffect.objects.bulk_create(
+        rows, update_conflicts=True, unique_fields=["feature"], update_fields=_WRITTEN, batch_size=_BATCH
+    )
+    return len(rows)
+
+
+def export_effects(sae: SAE, path: Path) -> int:
+    """Write the effects of an SAE to a file, gzipped if its name ends with .gz. Return their number."""
+    rows = FeatureEffect.objects.filter(sae=sae).order_by("feature__index").select_related("feature")
+    data = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in _lines(sae, rows)).encode()
+    # Without a time of day, so that the same effects give the same file.
+    path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    return len(rows)
+
+
+def import_effects(sae: SAE, path: Path) -> int:
+    """Import a file of :func:`export_effects`, and return the number of features.
+
+    Raise OSError, or InvalidSpecError by line and field; then nothing is imported.
+    """
+    with path.open("rb") as file:
+        return import_effects_file(sae, file, path.name)
+
+
+def import_effects_file(sae: SAE, file: IO[bytes], name: str) -> int:
+    """Import an open, seekable file. See :func:`import_effects`."""
+    problems: list[Problem] = []
+    results: dict[int, EffectResult] = {}
+    header: tuple[str, tuple[Sample, ...]] | None = None
+    for where, value in read_records(file, name):
+        if header is None:
+            header = _read_header(Fields(value, where, problems), sae)
+        else:
+            result = _read_result(Fields(value, where, problems), header[1], sae.d_sae)
+            if result.index in results and not problems:
+                problems.append(Problem(f"{where}.index", f"Feature {result.index} is listed twice."))
+            results[result.index] = result
+        if len(problems) >= MAX_PROBLEMS:
+            break
+    if header is None:
+        problems.append(Problem("effects", "The file is empty."))
+    if header is None or problems:
+        raise InvalidSpecError(problems)
+    now = timezone.now()
+    return store_effects(sae=sae, results=results.values(), recipe=header[0], measured_at=now, is_imported=True)
+
+
+def _lines(sae: SAE, rows: Sequence[FeatureEffect]) -> Iterator[dict[str, Any]]:
+    first = max(rows, key=lambda row: len(row.samples), default=None)
+    before = [] if first is None else first.samples
+    yield {
+        "format": FORMAT,
+        "format_version": _VERSION,
+        "sae": sae.checksum,
+        "recipe": "" if first is None else first.recipe,
+        "before": [{"prompt": one["prompt"], "text": one["before"]} for one in before],
+    }
+    prompts = [one["prompt"] for one in before]
+    for row in rows:
+        after = {one["prompt"]: one["after"] for one in row.samples}
+        yield {
+            "index": row.feature.index,
+            "strength": _short(row.strength),
+            "kl": _short(row.kl),
+            "push": _short(row.push),
+            "is_capped": row.is_capped,
+            "output_score": _short(row.output_score),
+            "base_output_score": _short(row.base_output_score),
+            "fluency": _short(row.fluency),
+            "curve": [[_short(value) for value in point] for point in row.curve],
+            "after": [after.get(prompt, "") for prompt in prompts],
+        }
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")
+
+
+def _read_header(fields: Fields, sae: SAE) -> tuple[str, tuple[Sample, ...]]:
+    if fields.text("format") != FORMAT or fields.integer("format_version", minimum=1, maximum=_VERSION) != _VERSION:
+        fields.report("format", f"Expected a file of the format {FORMAT}, version {_VERSION}.")
+    if fields.text("sae") != sae.checksum:
+        fields.report("sae", f"The effects were measured with other weights than those of {sae.name}.", "sae_mismatch")
+    recipe = fields.text("recipe", required=False, max_length=_MAX_RECIPE)
+    before = tuple(
+        Sample(child.text("prompt"), child.text("text", max_length=_MAX_SAMPLE_CHARS), "")
+        for child in fields.children("before", max_length=_MAX_SAMPLES)
+    )
+    fields.refuse_others()
+    return recipe, before
+
+
+def _read_result(fields: Fields, before: Sequence[Sample], d_sae: int) -> EffectResult:
+    after = fields.texts("after", max_length=_MAX_SAMPLES)
+    if len(after) > len(before):
+        fields.report("after", f"Expected at most {len(before)} texts, got {len(after)}.")
+    result = EffectResult(
+        index=fields.integer("index", minimum=0, maximum=d_sae - 1, code="invalid_feature"),
+        strength=fields.number("strength", limit=MAX_STRENGTH, default=0.0),
+        kl=fields.positive("kl") or 0.0,
+        push=fields.number("push", limit=MAX_PUSH, default=0.0),
+        is_capped=fields.flag("is_capped"),
+        output_score=fields.number_or_none("output_score", limit=1.0),
+        base_output_score=fields.number_or_none("base_output_score", limit=1.0),
+        fluency=fields.positive("fluency"),
+        curve=_read_curve(fields),
+        samples=tuple(Sample(one.prompt, one.before, text) for one, text in zip(before, after, strict=False) if text),
+    )
+    fields.refuse_others()
+    return result
+
+
+def _read_curve(fields: Fields) -> tuple[tuple[float, float], ...]:
+    value = fields.value("curve")
+    points = [] if value is None else value
+    if not isinstance(points, list) or len(points) > _MAX_POINTS or not all(map(_is_point, points)):
+        fields.report("curve", f"Expected at most {_MAX_POINTS} pairs [strength, kl] of numbers.")
+        return ()
+    return tuple((float(x), float(y)) for x, y in points)
+
+
+def _is_point(value: object) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(isinstance(x, int | float) and not isinstance(x, bool) and abs(x) <= MAX_STRENGTH for x in value)
+    )
