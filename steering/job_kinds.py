@@ -62,7 +62,7 @@ def _show_measurement(result: Mapping[str, Any]) -> SafeString:
 
 def _show_effects(result: Mapping[str, Any]) -> SafeString:
     return format_html(
-        '<p>{} features measured, {} skipped. <a href="{}?sae__id__exact={}&o=steers">View the best</a></p>',
+        '<p>{} features measured, {} skipped. <a href="{}?sae__id__exact={}">View features</a></p>',
         _figure(result["measured"]),
         _figure(result["skipped"]),
         reverse("admin:steering_feature_changelist"),

@@ -8,24 +8,27 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.db.models import QuerySet
 from rest_framework import serializers
+from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from management_api.paging import read_limit
 from management_api.serializers import ReadSerializer, StrictInput, Text, described
 from management_api.viewset import Filters, Resource
+from steering.effects.store import not_measured
+from steering.errors import EffectNotMeasuredError
 from steering.features.search import FeatureQuerySet
 from steering.features.services import label_feature
-from steering.models import Feature
+from steering.models import Feature, FeatureEffect
 
-NOT_LISTED = ("traffic_examples", "examples", "histogram")  # some kilobytes per row
+NOT_LISTED = ("traffic_examples", "examples", "histogram", "band_examples", "cofiring")  # some kilobytes per row
 
 
 class FeatureOut(ReadSerializer):
     class Meta:
         model = Feature
         fields: tuple[str, ...] = (
-            *("id", "sae", "index", "label", "label_source", "description", "max_activation"),
+            *("id", "sae", "index", "label", "label_source", "label_score", "description", "max_activation"),
             *("max_activation_source", "density", "decoder_norm", "top_tokens"),
         )
 
@@ -34,6 +37,19 @@ class FeatureDetail(FeatureOut):
     # Without the examples from traffic: they are texts of requests, which only the console shows.
     class Meta(FeatureOut.Meta):
         fields: tuple[str, ...] = (*FeatureOut.Meta.fields, "examples", "examples_source", "histogram")
+
+
+class EffectOut(ReadSerializer):
+    strength_in_max_act = serializers.FloatField(
+        source="in_max_act", help_text="The calibrated strength in max activations; null without a max activation."
+    )
+
+    class Meta:
+        model = FeatureEffect
+        fields: tuple[str, ...] = (
+            *("strength", "strength_in_max_act", "kl", "push", "is_capped", "output_score", "base_output_score"),
+            *("fluency", "steers_well", "curve", "samples", "recipe", "is_imported", "measured_at"),
+        )
 
 
 class FeatureFilters(Filters):
@@ -59,6 +75,7 @@ class Features(Resource):
     permissions = {
         "list": "steering.view_feature",
         "retrieve": "steering.view_feature",
+        "effect": "steering.view_feature",
         "partial_update": "steering.change_feature",
     }
 
@@ -90,6 +107,16 @@ class Features(Resource):
     def retrieve(self, request: Request, pk: str) -> Response:
         """Return a feature with its examples and activation histogram."""
         return Response(FeatureDetail(self.get_object()).data)
+
+    @described(responses=EffectOut)
+    @action(detail=True, methods=["get"])
+    def effect(self, request: Request, pk: str) -> Response:
+        """Return the measured effect of a feature: calibrated strength, output score, fluency, curve and samples."""
+        feature = self.get_object()
+        found = FeatureEffect.objects.filter(feature=feature).select_related("feature").first()
+        if found is None:
+            raise EffectNotMeasuredError(not_measured(feature), status=404, param="feature")
+        return Response(EffectOut(found).data)
 
     @described(request=LabelInput)
     def partial_update(self, request: Request, pk: str) -> Response:

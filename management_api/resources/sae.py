@@ -16,6 +16,7 @@ from management_api.serializers import (
     Choice,
     Flag,
     Integer,
+    Number,
     ReadSerializer,
     StrictInput,
     Text,
@@ -26,6 +27,8 @@ from management_api.viewset import Filters, Resource
 from steering import services
 from steering.corpora.corpus import DEFAULT_NAME, DEFAULT_TOKENS, MAX_TOKENS
 from steering.corpora.corpus_registry import open_corpus
+from steering.effects.job import request_effects
+from steering.effects.recipe import MAX_TEXTS, EffectRecipe
 from steering.models import SAE
 from steering.profiles.compilation import get_compiler
 from steering.profiles.snapshot import source_of
@@ -35,6 +38,8 @@ from steering.sae_registry.registration import SAELocation, inspect_sae
 
 CHANGE = "steering.change_sae"
 MAX_LAYER = 10_000
+MAX_PROMPT_CHARS = 2_000
+DEFAULT_RECIPE = EffectRecipe()
 
 
 class SAEOut(ReadSerializer):
@@ -83,6 +88,18 @@ class MeasureInput(StrictInput):
     replaces_imports = Flag(default=False)
 
 
+class EffectsInput(StrictInput):
+    target = Number(default=DEFAULT_RECIPE.target, help_text="KL(unsteered || steered) in nats per token.")
+    push_cap = Number(default=DEFAULT_RECIPE.push_cap, help_text="Cap on the relative size of the step.")
+    prompts = serializers.ListField(
+        child=Text(max_length=MAX_PROMPT_CHARS),
+        min_length=1,
+        max_length=MAX_TEXTS,
+        default=list(DEFAULT_RECIPE.prompts),
+    )
+    replaces = Flag(default=False, help_text="Measure features again that have an effect of the same recipe.")
+
+
 @described(tags=["SAEs"])
 class SAEs(Resource):
     queryset = SAE.objects.none()
@@ -96,6 +113,7 @@ class SAEs(Resource):
         "partial_update": CHANGE,
         "destroy": "steering.delete_sae",
         "measure": CHANGE,
+        "effects": CHANGE,
         "load": CHANGE,
         "unload": CHANGE,
     }
@@ -142,6 +160,16 @@ class SAEs(Resource):
         sae, data = self.get_object(), self.read(MeasureInput)
         open_corpus(data["corpus"])
         return job_started(request_measurement(sae=sae, owner=self.user, **data))
+
+    @described(request=EffectsInput, responses={202: JobOut})
+    @action(detail=True, methods=["post"])
+    def effects(self, request: Request, pk: str) -> Response:
+        """Start a job that measures the effect of every live feature on the model's output: the strength that moves it
+        by the target, the output score, fluency and samples. Read them at `/api/features/{id}/effect`."""
+        sae, data = self.get_object(), self.read(EffectsInput)
+        replaces = data.pop("replaces")
+        recipe = EffectRecipe(**{**data, "prompts": tuple(data["prompts"])})
+        return job_started(request_effects(sae=sae, recipe=recipe, replaces=replaces, owner=self.user))
 
     @described(request=None)
     @action(detail=True, methods=["post"])

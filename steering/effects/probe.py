@@ -96,12 +96,12 @@ class EffectProbe:
             for n, kl in zip(pending, await self._divergences(refs), strict=True):
                 searches[n].note(kl)
         best = [search.best or (0.0, 0.0) for search in searches]
-        refs = [
+        steered = [
             await self._steer(feature.target, raw) if raw else None
             for feature, (raw, _) in zip(features, best, strict=True)
         ]
-        samples = await self._samples(refs)
-        scores = await self._output_scores(features, refs)
+        samples = await self._samples(steered)
+        scores = await self._output_scores(features, steered)
         return [
             EffectResult(
                 index=feature.target.index,

@@ -82,9 +82,17 @@ def store_effects(
     return len(rows)
 
 
+def not_measured(feature: Feature) -> str:
+    """Return the message for a feature without a measured effect."""
+    return (
+        f'The effect of feature {feature.index} of `{feature.sae.name}` was not measured. Start "Measure effects" on '
+        "the SAE's page, or send a strength as a number."
+    )
+
+
 def export_effects(sae: SAE, path: Path) -> int:
     """Write the effects of an SAE to a file, gzipped if its name ends with .gz. Return their number."""
-    rows = FeatureEffect.objects.filter(sae=sae).order_by("feature__index").select_related("feature")
+    rows = list(FeatureEffect.objects.filter(sae=sae).order_by("feature__index").select_related("feature"))
     data = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in _lines(sae, rows)).encode()
     # Without a time of day, so that the same effects give the same file.
     path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)

@@ -69,7 +69,7 @@ class StrengthSearch:
         if high[0] > low[0] and high[1] > low[1]:
             power = math.log(high[1] / low[1]) / math.log(high[0] / low[0])
         start = low if below else high
-        step = (self.target / start[1]) ** (1 / min(max(power, _POWERS[0]), _POWERS[1]))
+        step = math.pow(self.target / start[1], 1 / min(max(power, _POWERS[0]), _POWERS[1]))
         following = start[0] * min(max(step, 1 / _LARGEST_STEP), _LARGEST_STEP)
         if below and above and not low[0] < following < high[0]:
             following = math.sqrt(low[0] * high[0])

@@ -93,6 +93,9 @@ class Feature(models.Model):
     index = models.PositiveIntegerField()
     label = models.CharField(max_length=500, blank=True)
     label_source = models.CharField(max_length=300, blank=True, help_text="For example Neuronpedia, or a user.")
+    label_score = models.FloatField(
+        null=True, blank=True, help_text="Accuracy with which the label tells where the feature is active, 0.5 to 1."
+    )
     description = models.TextField(
         max_length=4000, blank=True, help_text="A longer description, or other explanations."
     )
@@ -108,6 +111,12 @@ class Feature(models.Model):
     )
     examples_source = models.CharField(max_length=200, blank=True, help_text="Corpus or import of the examples.")
     histogram = models.JSONField(null=True, blank=True, help_text="Activation histogram: bin width and counts.")
+    band_examples = models.JSONField(
+        default=list, blank=True, help_text="Examples by band of activation: lower and upper end, and texts."
+    )
+    cofiring = models.JSONField(
+        default=list, blank=True, help_text="Features that are active on the same tokens: index and similarity."
+    )
     traffic_examples = models.JSONField(
         default=list, blank=True, help_text="Examples from requests whose keys allow it."
     )

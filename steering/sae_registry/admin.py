@@ -22,6 +22,7 @@ from inference.files.sources import SourceError
 from jobs.services import enqueue_job
 from steering import services
 from steering.corpora.corpus_registry import corpus_names
+from steering.effects.job import effect_counts, request_effects
 from steering.errors import SteeringError
 from steering.features.label_files import parse_label_file
 from steering.features.label_import import import_labels
@@ -112,6 +113,7 @@ class SAEAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
             ("load", self._load),
             ("unload", self._unload),
             ("embed", self._embed),
+            ("effects", self._effects),
         )
         own = [
             path(
@@ -137,6 +139,7 @@ class SAEAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
                 "embed_form": EmbedForm(),
                 "is_loaded": get_compiler().loaded_bytes(sae.checksum) is not None,
                 "can_act": True,
+                "effects": effect_counts(sae),
             }
         return super().change_view(request, object_id, form_url, context)
 
@@ -324,6 +327,15 @@ class SAEAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
             owner=request.user,  # type: ignore[arg-type]
             title=f"Embed labels of {sae} with {model}",
         )
+        return reverse("admin:jobs_job_change", args=[job.pk])
+
+    def _effects(self, request: HttpRequest, sae: SAE) -> str:
+        try:
+            job = request_effects(sae=sae, replaces="replaces" in request.POST, owner=request.user)  # type: ignore[arg-type]  # staff
+        except SteeringError as error:
+            self.message_user(request, error.message, messages.ERROR)
+            return _url(sae)
+        self.log_change(request, sae, "Started measuring effects.")
         return reverse("admin:jobs_job_change", args=[job.pk])
 
     def _load(self, request: HttpRequest, sae: SAE) -> str:

@@ -21,6 +21,8 @@ from jobs.models import Job, JobLine
 from openai_api.keys.authentication import find_key, load_keys
 from openai_api.models import ApiKey, LogAccess, RequestLog
 from steering import services
+from steering.effects.recipe import EffectResult
+from steering.effects.store import store_effects
 from steering.models import SAE, Evaluation, Feature, ProfileVersion, SteeringProfile
 from tests.inference.fakes import FakeLoop
 from tests.management_api.conftest import Api, api_of, make_user, refusal
@@ -209,6 +211,19 @@ class TestSAEs:
             "replaces_imports": False,
         }
         assert refusal(researcher_api.post(f"saes/{sae.pk}/measure", {"corpus": "../secret"}))[0] == 400
+
+    def test_effects_are_measured_by_a_job_and_shown(self, researcher_api: Api, sae: SAE, other_sae: SAE):
+        response = researcher_api.post(f"saes/{sae.pk}/effects", {"target": 0.2, "prompts": ["Tell me a story."]})
+        assert (response.status_code, response.json()["kind"]) == (202, "steering.effects")
+        assert Job.objects.get().params["recipe"]["target"] == 0.2
+        assert refusal(researcher_api.post(f"saes/{sae.pk}/effects", {"target": 0})) == (400, "invalid_value", "target")
+        assert refusal(researcher_api.post(f"saes/{other_sae.pk}/effects", {}))[:2] == (409, "sae_not_measured")
+        feature = sae.features.get(index=0)
+        assert refusal(researcher_api.get(f"features/{feature.pk}/effect")) == (404, "effect_not_measured", "feature")
+        found = EffectResult(0, 2.0, 0.31, 0.4, is_capped=False, curve=((2.0, 0.31),))
+        store_effects(sae=sae, results=[found], recipe="r", measured_at=timezone.now())
+        shown = researcher_api.get(f"features/{feature.pk}/effect").json()
+        assert (shown["strength"], shown["strength_in_max_act"], shown["curve"]) == (2.0, 0.5, [[2.0, 0.31]])
 
     def test_renamed(self, researcher_api: Api, sae: SAE, other_sae: SAE):
         assert researcher_api("PATCH", f"saes/{sae.pk}", {"name": "layer-1"}).json()["name"] == "layer-1"

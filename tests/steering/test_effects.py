@@ -12,17 +12,19 @@ from dataclasses import replace
 
 import pytest
 import torch
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
+from django.urls import reverse
 from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from core.commands import CommandError
 from inference.client import get_client
 from inference.engine.models.sites import decoder_layers
 from inference.registry.registry import get_registry
 from jobs.errors import JobCancelled
+from jobs.kinds import find_kind
+from jobs.models import Job
 from steering.demo.install import ARTIFACTS
 from steering.effects import job as effects_job
 from steering.effects.job import live_features, open_lens, request_effects, run_effects
@@ -37,6 +39,7 @@ from steering.profiles.drafts import feature_target
 from steering.profiles.snapshot import source_of
 from steering.spec.errors import InvalidSpecError
 from tests.steering.evaluating import serving_demo
+from tests.steering.pages import page, said
 from tests.steering.test_jobs import RecordedJob
 
 QUICK = EffectRecipe(prompts=("Tell me a story.", "Describe a day."), max_tokens=6, sample_tokens=8, num_samples=1)
@@ -210,6 +213,25 @@ class TestRequest:
         sae.features.filter(index=3).update(density=0)
         sae.features.filter(index=4).update(decoder_norm=0)
         assert set(range(40)) - set(live_features(sae).values_list("index", flat=True)) == {3, 4}
+
+
+class TestPage:
+    def test_button_starts_the_job(self, admin, stored):
+        html = page(admin, "admin:steering_sae_change", stored.pk)
+        assert "2 of 40 live features measured" in html
+        response = admin.post(reverse("admin:steering_sae_effects", args=[stored.pk]), {"replaces": "on"})
+        job = Job.objects.get(kind="steering.effects")
+        assert response.url == reverse("admin:jobs_job_change", args=[job.pk])
+        assert job.params["replaces"]
+
+    def test_without_a_measured_norm(self, admin, other_sae):
+        response = admin.post(reverse("admin:steering_sae_effects", args=[other_sae.pk]))
+        assert "Measure the SAE first" in said(response)
+
+    def test_result_is_shown(self, sae):
+        show = find_kind("steering.effects").load_show()
+        assert show is not None
+        assert "12 features measured, 28 skipped" in show({"sae": 7, "measured": 12, "skipped": 28})
 
 
 class CheckpointedJob(RecordedJob):
