@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from inference.segments import ALL_SEGMENTS, Segment
 
@@ -44,7 +44,9 @@ ZONES: Mapping[Phase, frozenset[Zone]] = {
 }
 Normalization = Literal["none", "constant_norm_rescale", "layer_norm"]
 SITE_KINDS: tuple[SiteKind, ...] = ("resid_pre", "resid_post", "mlp_raw", "mlp_out", "attn_out")
+_FORWARD_ORDER: tuple[SiteKind, ...] = ("resid_pre", "attn_out", "mlp_raw", "mlp_out", "resid_post")
 MAX_GATES = 2
+MAX_PROMPT_GATES = 3  # of an intervention: each one doubles its rows in the tables
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -66,6 +68,14 @@ class Site:
     def label(self) -> str:
         """The site in pages and messages: "layer 6 (resid_post)"."""
         return site_label(str(self))
+
+    def comes_after(self, other: Site) -> bool:
+        """Return whether the forward pass computes this site after the other one."""
+        return self._order > other._order
+
+    @property
+    def _order(self) -> tuple[int, int]:
+        return self.layer, _FORWARD_ORDER.index(self.kind)
 
 
 _SITE_NAME = re.compile(r"layers\.(\d+)\.(\w+)")
@@ -233,13 +243,45 @@ class VectorEdit(ChosenTokens):
     vector: Tensor
 
 
+GateScope = Literal["token", "prompt_mean", "prompt_last"]
+"""What a gate is decided on: each token by itself, or once per request on the mean of the prompt's tokens, or on its
+last token."""
+
+
+class GateKey(NamedTuple):
+    """Identifies the value that a gate compares with its threshold."""
+
+    site: Site | None
+    reader: str
+    feature: int
+    scope: GateScope
+    pools_residual: bool
+
+
 @dataclass(frozen=True)
 class Gate:
-    """A condition on a token: the feature's activation at the edit's site exceeds ``above``."""
+    """A condition: the feature's activation exceeds ``above``.
+
+    ``site`` is where the activation is read, before the edits there; None is the edit's own site, otherwise it is one
+    that the forward pass computes before. With a ``scope`` of the prompt, one decision holds for all generated tokens
+    and the last prompt token, and the gate needs a ``site``. ``pools_residual``: the activation of the mean residual
+    counts, not the mean of the activations.
+    """
 
     reader: FeatureReader
     feature: int
     above: float
+    site: Site | None = None
+    scope: GateScope = "token"
+    pools_residual: bool = False
+
+    @property
+    def key(self) -> GateKey:
+        return GateKey(self.site, self.reader.key, self.feature, self.scope, self.pools_residual)
+
+
+Decisions = tuple[bool, ...]
+"""Which of :attr:`Intervention.prompt_gates` are open."""
 
 
 @dataclass(frozen=True)
@@ -260,16 +302,27 @@ class FeatureRule:
 
 @dataclass(frozen=True)
 class ReaderEdit(ChosenTokens):
-    """Feature rules that share one SAE."""
+    """Feature rules that share one SAE. ``reads_at``: the earlier site where it reads, if not ``site``."""
 
     site: Site
     reader: FeatureReader
     rules: tuple[FeatureRule, ...]
+    reads_at: Site | None = None
 
     @property
     def readers(self) -> tuple[FeatureReader, ...]:
         """All readers of the edit: its own, and those of its gates."""
-        return (self.reader, *(gate.reader for rule in self.rules for gate in rule.gates))
+        return (self.reader, *(gate.reader for gate in self.gates))
+
+    @property
+    def gates(self) -> tuple[Gate, ...]:
+        return tuple(gate for rule in self.rules for gate in rule.gates)
+
+    @property
+    def read_sites(self) -> frozenset[Site]:
+        """The earlier sites whose residuals the edit reads."""
+        sites = {self.reads_at, *(gate.site for gate in self.gates)}
+        return frozenset(site for site in sites if site is not None and site != self.site)
 
 
 @dataclass(frozen=True)
@@ -299,6 +352,18 @@ class InertEdit:
     reason: str
 
 
+def _decided(edit: Edit, is_open: Mapping[tuple[GateKey, float], bool]) -> Edit:
+    """Return the edit without gates that are decided, and without rules that they close."""
+    if not isinstance(edit, ReaderEdit) or all(gate.scope == "token" for gate in edit.gates):
+        return edit
+    open_rules = (
+        replace(rule, gates=tuple(gate for gate in rule.gates if gate.scope == "token"))
+        for rule in edit.rules
+        if all(is_open[gate.key, gate.above] for gate in rule.gates if gate.scope != "token")
+    )
+    return replace(edit, rules=tuple(open_rules))
+
+
 @dataclass(frozen=True)
 class Intervention:
     """A compiled profile version. ``fingerprint`` identifies its effect, including the weights.
@@ -318,6 +383,25 @@ class Intervention:
     @property
     def sites(self) -> tuple[Site, ...]:
         return tuple(sorted({edit.site for edit in self.edits}))
+
+    @property
+    def read_sites(self) -> frozenset[Site]:
+        """The sites at which residuals are read for edits at later sites."""
+        return frozenset().union(*(edit.read_sites for edit in self.edits if isinstance(edit, ReaderEdit)))
+
+    @property
+    def prompt_gates(self) -> tuple[Gate, ...]:
+        """The gates that are decided once per request, each once."""
+        gates = [gate for edit in self.edits if isinstance(edit, ReaderEdit) for gate in edit.gates]
+        return tuple({(gate.key, gate.above): gate for gate in gates if gate.scope != "token"}.values())
+
+    def decided(self, decisions: Decisions) -> Intervention:
+        """Return the intervention without its prompt gates, given which of them are open.
+
+        An edit without open rules still acts at its site, so that receipts count it, but changes nothing.
+        """
+        is_open = dict(zip([(gate.key, gate.above) for gate in self.prompt_gates], decisions, strict=True))
+        return replace(self, edits=tuple(_decided(edit, is_open) for edit in self.edits))
 
     @property
     def depends_on_last_prompt_token(self) -> bool:

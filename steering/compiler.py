@@ -32,13 +32,14 @@ from inference.interventions import (
     Window,
 )
 from inference.segments import Segment
-from steering.saes.direction import Direction
+from steering.saes.direction import Cosine, Direction, Negated
 from steering.saes.sae import SparseAutoencoder
 from steering.spec.checks import check_conflicts
 from steering.spec.edit import (
     DIRECTION_OPERATIONS,
     EditSpec,
     FeatureTarget,
+    GateSpec,
     Scope,
     SiteTarget,
     VectorTarget,
@@ -160,8 +161,8 @@ def _read_by(edit: EditSpec) -> Iterator[tuple[str, str, FeatureTarget]]:
             yield "operation", edit.operation, edit.target
         if edit.only_if_active:
             yield "only_if_active", "only_if_active", edit.target
-    if edit.gate is not None:
-        yield "gate.feature", "a gate", edit.gate.feature
+    if edit.gate is not None and isinstance(edit.gate.target, FeatureTarget):
+        yield "gate.feature", "a gate", edit.gate.target
 
 
 def _unreadable(name: str, what: str) -> str:
@@ -171,7 +172,7 @@ def _unreadable(name: str, what: str) -> str:
 def _check_features(edits: Sequence[EditSpec], saes: SAEs) -> None:
     problems = []
     for number, edit in enumerate(edits):
-        targets = ((edit.target, "feature"), (edit.gate.feature if edit.gate else None, "gate.feature"))
+        targets = ((edit.target, "feature"), (edit.gate.target if edit.gate else None, "gate.feature"))
         for target, field in targets:
             if isinstance(target, FeatureTarget) and not 0 <= target.index < _sae(target, saes).d_sae:
                 last = _sae(target, saes).d_sae - 1
@@ -307,9 +308,29 @@ def _direction_rule(edit: EditSpec, saes: SAEs, gates: tuple[Gate, ...]) -> tupl
 
 
 def _gates(edit: EditSpec, saes: SAEs) -> tuple[Gate, ...]:
-    if edit.gate is None:
+    spec = edit.gate
+    if spec is None:
         return ()
-    return (Gate(_sae(edit.gate.feature, saes), edit.gate.feature.index, edit.gate.raw),)
+    reader, feature = _gate_reader(spec, saes)
+    is_here = spec.target.site == edit.target.site and spec.scope == "token"
+    gate = Gate(
+        reader,
+        feature,
+        spec.raw,
+        None if is_here else spec.target.site,
+        spec.scope,
+        pools_residual=isinstance(spec.target, VectorTarget) and spec.scope != "token",
+    )
+    return (replace(gate, reader=Negated(reader), above=-spec.raw) if spec.side == "below" else gate,)
+
+
+def _gate_reader(spec: GateSpec, saes: SAEs) -> tuple[FeatureReader, int]:
+    """Return the reader and the feature whose activation is the gate's value."""
+    if isinstance(spec.target, FeatureTarget):
+        return _sae(spec.target, saes), spec.target.index
+    vector = torch.tensor(spec.target.values, dtype=torch.float64)
+    unit = vector / vector.norm()
+    return (Cosine(unit) if spec.measure == "cosine" else Direction(unit)), 0
 
 
 # Norms

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from inference.interventions import (
+    MAX_PROMPT_GATES,
     Edit,
     FeatureColumns,
     FeatureReader,
@@ -23,6 +24,7 @@ from inference.interventions import (
     NormEdit,
     Phase,
     ReaderEdit,
+    Site,
     TokenPlace,
     VectorEdit,
     Window,
@@ -55,9 +57,11 @@ def without_norm_limits(intervention: Intervention) -> Intervention:
 
 
 def followed_by(first: Intervention, then: Intervention) -> Intervention:
-    """Return ``first`` and then ``then``. Raise PolicyConflictError if one of them keeps norms at a site of both."""
+    """Return ``first`` and then ``then``. Raise PolicyConflictError if one of them keeps norms at a site of both, or if
+    what ``then`` reads cannot be computed from one residual."""
     assert first.skip_token_ids == then.skip_token_ids, "both interventions belong to the same model"
     _check_norms(first, then)
+    _check_reads(first, then)
     after = [part for edit in then.edits for part in _after(edit, first.edits)]
     identity = _identity("then", first.fingerprint, then.fingerprint)
     needed = first.required_segments | then.required_segments
@@ -243,7 +247,7 @@ def _check_norms(first: Intervention, then: Intervention) -> None:
     """Refuse norms at shared sites: the engine restores norms after all edits of a site, which would undo edits in
     between."""
     norms = {edit.site for edit in (*first.edits, *then.edits) if isinstance(edit, NormEdit)}
-    shared = {edit.site for edit in first.edits} & {edit.site for edit in then.edits} & norms
+    shared = {edit.site for edit in first.edits} & {*then.sites, *then.read_sites} & norms
     if shared:
         raise PolicyConflictError(
             "The profile cannot be combined with this server's policy: one of them keeps the norm at "
@@ -251,11 +255,36 @@ def _check_norms(first: Intervention, then: Intervention) -> None:
         )
 
 
+def _check_reads(first: Intervention, then: Intervention) -> None:
+    """Refuse interventions whose reading of the changed residual depends on other sites, or on other tokens."""
+    read = {edit.site for edit in then.edits if isinstance(edit, ReaderEdit) and _reads_own(edit)} | then.read_sites
+    for edit in first.edits:
+        if not isinstance(edit, ReaderEdit) or edit.site not in read:
+            continue
+        if edit.read_sites or any(gate.scope != "token" for gate in edit.gates):
+            raise PolicyConflictError(
+                "The profile cannot be combined with this server's policy: the policy reads the residual at "
+                f"{edit.site.label}, which the profile changes depending on another site or on the whole prompt."
+            )
+    for gate in then.prompt_gates:
+        if any(edit.site == gate.site and edit.phase != "generation" for edit in first.edits):
+            assert gate.site is not None, "a gate that the prompt decides has a site"
+            raise PolicyConflictError(
+                "The profile cannot be combined with this server's policy: the policy is decided on the prompt's "
+                f"residual at {gate.site.label}, which the profile changes."
+            )
+    if len({*first.prompt_gates, *then.prompt_gates}) > MAX_PROMPT_GATES:
+        raise PolicyConflictError(
+            f"Profile and policies together have more than {MAX_PROMPT_GATES} gates that the prompt decides."
+        )
+
+
 def _after(edit: Edit, earlier: Sequence[Edit]) -> list[Edit]:
     """Return the edit if no other edit precedes it; else one edit for each set of tokens on which others do."""
     if not isinstance(edit, ReaderEdit):
         return [edit]
-    here = [other for other in earlier if other.site == edit.site]
+    sites = {edit.site, *edit.read_sites}
+    here = [other for other in earlier if other.site in sites]
     pieces = [(piece, _acting(piece, here)) for piece in _pieces(edit, here)]
     if all(acting == pieces[0][1] for _, acting in pieces):
         return [_reading_after(edit, [here[n] for n in pieces[0][1]])]
@@ -318,11 +347,27 @@ def _acting(piece: ReaderEdit, here: Sequence[Edit]) -> tuple[int, ...]:
 
 
 def _reading_after(edit: ReaderEdit, earlier: Sequence[Edit]) -> ReaderEdit:
-    if not earlier:
-        return edit
-    rules = tuple(replace(rule, gates=tuple(_gate_after(gate, earlier) for gate in rule.gates)) for rule in edit.rules)
-    return replace(edit, reader=AfterReader(edit.reader, earlier), rules=rules)
+    """Return the edit with readers that see what ``earlier`` ones make of the residual at their site."""
+
+    def after(reader: FeatureReader, site: Site) -> FeatureReader:
+        mine = [other for other in earlier if other.site == site]
+        return AfterReader(reader, mine) if mine else reader
+
+    def gate_after(gate: Gate) -> Gate:
+        return replace(gate, reader=after(gate.reader, gate.site or edit.site)) if gate.scope == "token" else gate
+
+    rules = tuple(replace(rule, gates=tuple(map(gate_after, rule.gates))) for rule in edit.rules)
+    if not any(map(_needs_activation, edit.rules)):
+        return replace(edit, rules=rules)
+    return replace(edit, reader=after(edit.reader, edit.reads_at or edit.site), rules=rules)
 
 
-def _gate_after(gate: Gate, earlier: Sequence[Edit]) -> Gate:
-    return replace(gate, reader=AfterReader(gate.reader, earlier))
+def _reads_own(edit: ReaderEdit) -> bool:
+    """Return whether the edit depends on the residual at its own site."""
+    if edit.reads_at in {None, edit.site} and any(map(_needs_activation, edit.rules)):
+        return True
+    return any(gate.site in {None, edit.site} for gate in edit.gates)
+
+
+def _needs_activation(rule: FeatureRule) -> bool:
+    return rule.gain != 1 or rule.only_if_active or _is_bounded(rule)

@@ -33,6 +33,7 @@ from inference.engine.sampling.transfers import to_device
 from inference.engine.sampling.verification import sample_and_verify
 from inference.engine.scheduling.scheduler import Chunk
 from inference.engine.scheduling.sequence import Sequence
+from inference.engine.steering.prompt_gates import PromptGateStep
 from inference.engine.steering.step import SteeringStep
 from inference.engine.steering.table import SteeringTable
 from inference.interventions import Site
@@ -112,15 +113,18 @@ class ModelRunner:
         row_of_token = _rows(chunks)
         logit_places = _logit_places(chunks)
         capture = plan_captures(chunks)
+        gates = _prompt_gates(chunks)
         masks = self.masks.start([c.sequence.matcher for c in chunks for _ in range(c.num_sampled)])
         try:
-            with self.steering.steering(row_of_token) as step, self.captures.capturing(capture):
+            with self.steering.steering(row_of_token, gates) as step, self.captures.capturing(capture):
                 logits = self._forward(chunks, logit_places, row_of_token)
         finally:
             masks.wait()
         found = capture.found() if capture is not None else {}
         output = _read_out(chunks, logits, self._sampler, masks.result())
         draft_steering = _note_steering(chunks, step)  # after sampling, which waits for the device anyway
+        if gates is not None:
+            gates.commit()
         for chunk in chunks:
             chunk.sequence.num_computed += chunk.num_own
         return replace(output, draft_steering=draft_steering, found=found)
@@ -185,7 +189,7 @@ class ModelRunner:
 
     def _replayed(self, step: StepArrays) -> Tensor | None:
         """Return the logits if the step has a CUDA graph. Steering then counts what its hooks did at graph capture."""
-        if self.graphs is None or self.captures.is_capturing:
+        if self.graphs is None or self.captures.is_capturing or not self.steering.can_be_captured:
             return None
         if not step.steering_rows.any():
             return self.graphs.run(step)
@@ -231,15 +235,17 @@ def _rows(chunks: list[Chunk]) -> list[int]:
     """Return the steering row of each token of the step; empty if none is steered."""
     if all(chunk.sequence.rows is None for chunk in chunks):
         return []
-    rows: list[int] = []
+    return [row for chunk in chunks for row in chunk.sequence.steering_rows(_chunk_tokens(chunk))]
+
+
+def _prompt_gates(chunks: list[Chunk]) -> PromptGateStep | None:
+    """Return the gates that the step's prompts decide, or prepare to; None if there are none."""
+    found, first = PromptGateStep(), 0
     for chunk in chunks:
-        sequence = chunk.sequence
-        if sequence.rows is None:
-            rows.extend([0] * chunk.num_tokens)
-        else:
-            tokens, segments = _chunk_tokens(chunk), sequence.known_segments()
-            rows.extend(sequence.rows.of_tokens(tokens, sequence.num_computed, sequence.num_prompt, segments))
-    return rows
+        if chunk.sequence.open_gates is not None:
+            found.add(chunk.sequence.open_gates, first, chunk.sequence.num_computed, chunk.num_tokens)
+        first += chunk.num_tokens
+    return found if found.ends else None
 
 
 def _note_steering(chunks: list[Chunk], step: SteeringStep) -> dict[Sequence, Iterator[TokenSteering]]:

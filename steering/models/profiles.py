@@ -75,6 +75,20 @@ class FeatureEdit(models.Model):
     class GateUnit(models.TextChoices):
         MAX_ACT = "max_act", "× max activation"
         RAW = "raw", "raw"
+        RESID_NORM = "resid_norm", "× residual norm"
+
+    class GateSide(models.TextChoices):
+        ABOVE = "above", "above the threshold"
+        BELOW = "below", "below the threshold"
+
+    class GateMeasure(models.TextChoices):
+        PROJECTION = "projection", "projection"
+        COSINE = "cosine", "cosine"
+
+    class GateScope(models.TextChoices):
+        TOKEN = "token", "each token"
+        PROMPT_MEAN = "prompt_mean", "once, on the prompt's mean"
+        PROMPT_LAST = "prompt_last", "once, on the prompt's last token"
 
     class Phase(models.TextChoices):
         BOTH = "both", "everywhere"
@@ -120,7 +134,26 @@ class FeatureEdit(models.Model):
         blank=True,
         on_delete=models.PROTECT,
         related_name="gated_edits",
-        help_text="Applies only where this feature is above the threshold.",
+        help_text="Applies only where this feature is above the threshold. It may be of an earlier layer.",
+    )
+    gate_vector = models.JSONField(
+        null=True,
+        blank=True,
+        help_text='Instead of a feature: {"layer": 3, "site": "resid_post", "values": [...]}',
+    )
+    gate_measure = models.CharField(
+        max_length=20,
+        choices=GateMeasure,
+        default=GateMeasure.PROJECTION,
+        help_text="What the gate compares: the residual's projection on the vector, or its cosine with it.",
+    )
+    gate_side = models.CharField("gate opens", max_length=20, choices=GateSide, default=GateSide.ABOVE)
+    gate_scope = models.CharField(
+        "gate decided on",
+        max_length=20,
+        choices=GateScope,
+        default=GateScope.TOKEN,
+        help_text="Once: for the whole answer. This needs a phase without the prompt.",
     )
     gate_above = models.FloatField("gate threshold", null=True, blank=True, help_text="Default: 0.")
     gate_unit = models.CharField(max_length=20, choices=GateUnit, default=GateUnit.MAX_ACT)

@@ -24,8 +24,12 @@ _FIELDS = {
     "window": "after",
     "window.first": "first",
     "gate": "gate_feature",
+    "gate.vector": "gate_vector",
     "gate.above": "gate_above",
+    "gate.below": "gate_above",
     "gate.unit": "gate_unit",
+    "gate.measure": "gate_measure",
+    "gate.scope": "gate_scope",
     "site": "norm_layer",
 }
 

@@ -67,7 +67,7 @@ def _row_to_json(row: FeatureEdit, norms: Mapping[Site, float]) -> dict[str, Any
         "window": {"after": row.after, "first": row.first},
         "scope": row.scope,
         "only_if_active": row.only_if_active,
-        "gate": _gate_to_json(row),
+        "gate": _gate_to_json(row, norms),
         "special_tokens": row.special_tokens,
         "ranges": row.ranges,
         "sink_tokens": row.sink_tokens,
@@ -81,11 +81,14 @@ def _row_to_json(row: FeatureEdit, norms: Mapping[Site, float]) -> dict[str, Any
     return {"vector": _vector_to_json(row.vector, norms), **values}
 
 
-def _gate_to_json(row: FeatureEdit) -> dict[str, Any] | None:
-    if row.gate_feature is None:
+def _gate_to_json(row: FeatureEdit, norms: Mapping[Site, float]) -> dict[str, Any] | None:
+    if row.gate_feature is not None:
+        target = {"feature": edit_to_json(EditSpec(feature_target(row.gate_feature)))["feature"]}
+    elif row.gate_vector is not None:
+        target = {"vector": _vector_to_json(row.gate_vector, norms), "measure": row.gate_measure}
+    else:
         return None
-    feature = edit_to_json(EditSpec(feature_target(row.gate_feature)))["feature"]
-    return {"feature": feature, "above": row.gate_above, "unit": row.gate_unit}
+    return {**target, row.gate_side: row.gate_above, "unit": row.gate_unit, "scope": row.gate_scope}
 
 
 def _registered_to_json(vector: PlainVector, norms: Mapping[Site, float]) -> dict[str, Any]:
@@ -133,7 +136,7 @@ def _row_of(profile: SteeringProfile, edit: EditSpec, path: str) -> FeatureEdit:
         sink_tokens=edit.sink_tokens,
     )
     if edit.gate is not None:
-        _set_gate(row, edit.gate, _find_feature(profile, edit.gate.feature, f"{path}.gate"))
+        _set_gate(row, edit, edit.gate, f"{path}.gate")
     match edit.target:
         case VectorTarget():
             row.plain_vector = _find_vector(profile, edit.target)
@@ -147,10 +150,15 @@ def _row_of(profile: SteeringProfile, edit: EditSpec, path: str) -> FeatureEdit:
     return row
 
 
-def _set_gate(row: FeatureEdit, gate: GateSpec, feature: Feature) -> None:
+def _set_gate(row: FeatureEdit, edit: EditSpec, gate: GateSpec, path: str) -> None:
     """Set the gate, with a raw threshold if the max activation that it refers to has changed since."""
-    row.gate_feature, row.gate_above, row.gate_unit = feature, gate.above, gate.unit
-    if replace(gate, feature=feature_target(feature)).raw != gate.raw:
+    row.gate_above, row.gate_unit = gate.threshold, gate.unit
+    row.gate_side, row.gate_measure, row.gate_scope = gate.side, gate.measure, gate.scope
+    if isinstance(gate.target, VectorTarget):
+        row.gate_vector = edit_to_json(edit)["gate"]["vector"]
+        return
+    row.gate_feature = _find_feature(row.profile, gate.target, path)
+    if replace(gate, target=feature_target(row.gate_feature)).raw != gate.raw:
         row.gate_above, row.gate_unit = gate.raw, FeatureEdit.GateUnit.RAW
 
 

@@ -64,8 +64,10 @@ UNIT_HELP = {
 
 
 KEEP_NORM = FeatureEdit.Operation.NORM_PRESERVING
-CONDITIONS = ("scope", "after", "first", "only_if_active", "gate_feature", "gate_above", "gate_unit", "special_tokens",
-              "ranges", "sink_tokens")  # fmt: skip
+GATE = ("gate_feature", "gate_vector", "gate_measure", "gate_side", "gate_above", "gate_unit", "gate_scope")
+CONDITIONS = ("scope", "after", "first", "only_if_active", *GATE, "special_tokens", "ranges", "sink_tokens")
+_GATE_ROWS = (("gate_feature", "gate_vector", "gate_measure"), ("gate_side", "gate_above", "gate_unit", "gate_scope"))
+_OPTIONAL = {"scope", "gate_measure", "gate_side", "gate_unit", "gate_scope"}  # absent in forms of scripts
 
 
 class ModelsOwnSelect(AutocompleteSelect):
@@ -93,7 +95,7 @@ class FeatureEditForm(forms.ModelForm[FeatureEdit]):
     class Meta:
         model = FeatureEdit
         fields = ("feature", "operation", "strength", "lower", "unit", "phase", *CONDITIONS)
-        widgets = {"ranges": forms.TextInput}
+        widgets = {"ranges": forms.TextInput, "gate_vector": forms.Textarea(attrs={"rows": 1, "cols": 40})}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -101,7 +103,7 @@ class FeatureEditForm(forms.ModelForm[FeatureEdit]):
             labels = dict(FeatureEdit.Operation.choices)
             choices = [(name, labels[name]) for name in OPERATIONS if name in self.operations]
             self.fields["operation"].widget.choices = choices
-        for name in {"gate_unit", "scope"} & self.fields.keys():
+        for name in _OPTIONAL & self.fields.keys():
             self.fields[name].required = False
         for name, texts in _EXPLAINED.items():
             if name in self.fields:
@@ -110,8 +112,20 @@ class FeatureEditForm(forms.ModelForm[FeatureEdit]):
     def clean_scope(self) -> str:
         return self.cleaned_data["scope"] or FeatureEdit.Scope.EVERYTHING
 
+    def clean_gate_measure(self) -> str:
+        return self.cleaned_data["gate_measure"] or FeatureEdit.GateMeasure.PROJECTION
+
+    def clean_gate_side(self) -> str:
+        return self.cleaned_data["gate_side"] or FeatureEdit.GateSide.ABOVE
+
     def clean_gate_unit(self) -> str:
-        return self.cleaned_data["gate_unit"] or FeatureEdit.GateUnit.MAX_ACT
+        """Return the unit. The field's default is one of features, which vectors do not have."""
+        unit = self.cleaned_data["gate_unit"] or FeatureEdit.GateUnit.MAX_ACT
+        is_vectors = self.cleaned_data.get("gate_vector") is not None
+        return FeatureEdit.GateUnit.RAW if is_vectors and unit == FeatureEdit.GateUnit.MAX_ACT else unit
+
+    def clean_gate_scope(self) -> str:
+        return self.cleaned_data["gate_scope"] or FeatureEdit.GateScope.TOKEN
 
 
 class VectorEditForm(FeatureEditForm):
@@ -125,9 +139,9 @@ class VectorEditForm(FeatureEditForm):
 
     class Meta:
         model = FeatureEdit
-        fields = ("plain_vector", "vector", "operation", "strength", "lower", "unit", "phase", "scope", "after",
-                  "first", "special_tokens", "ranges", "sink_tokens")  # fmt: skip
-        widgets = {"vector": forms.Textarea(attrs={"rows": 2, "cols": 50}), "ranges": forms.TextInput}
+        fields = ("plain_vector", "vector", "operation", "strength", "lower", "unit", "phase",
+                  *(name for name in CONDITIONS if name != "only_if_active"))  # fmt: skip
+        widgets = {**FeatureEditForm.Meta.widgets, "vector": forms.Textarea(attrs={"rows": 2, "cols": 50})}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -225,6 +239,13 @@ class _EditInline(admin.StackedInline):  # type: ignore[type-arg]  # it takes no
         except InvalidSpecError:
             return "–"
 
+    def _choose_feature(self, fields: Mapping[str, Any], name: str, profile: SteeringProfile | None) -> None:
+        field = fields.get(name)  # absent for users with view permission only
+        if isinstance(field, ModelChoiceField) and profile is not None:
+            field.required = name == "feature"
+            features = Feature.objects.filter(sae__model_id=profile.model_id)
+            self._choose_among(field, name, features, profile.model_id)
+
     def _choose_among(self, field: Any, name: str, rows: QuerySet[Any], language_model: int) -> None:
         """Restrict the field's search to rows of the profile's model."""
         field.queryset = rows
@@ -253,7 +274,7 @@ class FeatureEditInline(_EditInline):
                     "scope",
                     ("after", "first", "ranges"),
                     ("only_if_active", "special_tokens", "sink_tokens"),
-                    ("gate_feature", "gate_above", "gate_unit"),
+                    *_GATE_ROWS,
                 ),
             },
         ),
@@ -270,10 +291,7 @@ class FeatureEditInline(_EditInline):
     def get_formset(self, request: HttpRequest, obj: SteeringProfile | None = None, **kwargs: Any) -> Any:
         formset = super().get_formset(request, obj, **kwargs)
         for name in ("feature", "gate_feature"):
-            field = formset.form.base_fields.get(name)  # absent for users with view permission only
-            if isinstance(field, ModelChoiceField) and obj is not None:
-                field.required = name == "feature"
-                self._choose_among(field, name, Feature.objects.filter(sae__model_id=obj.model_id), obj.model_id)
+            self._choose_feature(formset.form.base_fields, name, obj)
         return formset
 
 
@@ -287,11 +305,17 @@ class VectorEditInline(_EditInline):
             "Conditions and custom values",
             {
                 "classes": ("collapse",),
-                "fields": ("scope", ("after", "first", "ranges"), ("special_tokens", "sink_tokens"), "vector"),
+                "fields": (
+                    "scope",
+                    ("after", "first", "ranges"),
+                    ("special_tokens", "sink_tokens"),
+                    *_GATE_ROWS,
+                    "vector",
+                ),
             },
         ),
     )
-    autocomplete_fields = ("plain_vector",)
+    autocomplete_fields = ("plain_vector", "gate_feature")
 
     def get_formset(self, request: HttpRequest, obj: SteeringProfile | None = None, **kwargs: Any) -> Any:
         formset = super().get_formset(request, obj, **kwargs)
@@ -304,8 +328,9 @@ class VectorEditInline(_EditInline):
             used = Q(pk__in=obj.edits.values("plain_vector"))  # in a draft that is shared
             rows = rows.filter(used | Q(pk__in=visible_vectors(request.user).order_by().values("pk")))
             self._choose_among(field, "plain_vector", rows.defer("data"), obj.model_id)
+        self._choose_feature(fields, "gate_feature", obj)
         return formset
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[FeatureEdit]:
         rows = super().get_queryset(request).filter(feature__isnull=True)
-        return rows.select_related("profile", "plain_vector__vector_set")
+        return rows.select_related("profile", "plain_vector__vector_set", "gate_feature__sae")

@@ -6,12 +6,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise, product
 
-from inference.interventions import ALL_TOKENS, ZONES, Window, Zone, window_in
+from inference.interventions import ALL_TOKENS, MAX_PROMPT_GATES, ZONES, Window, Zone, window_in
 from steering.spec.edit import (
     EVERYTHING,
+    PROMPT_GATE_PHASES,
     VECTOR_OPERATIONS,
     EditSpec,
     FeatureTarget,
+    GateSpec,
     Operation,
     SiteTarget,
     VectorTarget,
@@ -19,7 +21,7 @@ from steering.spec.edit import (
     may_meet,
 )
 from steering.spec.errors import InvalidSpecError, MissingScaleError, Problem
-from steering.spec.units import MAX_STRENGTH
+from steering.spec.units import MAX_STRENGTH, Unit
 
 MAX_WINDOWS = 16  # each one takes rows in the tables of the engine
 
@@ -76,18 +78,61 @@ def _range_problems(edit: EditSpec, path: str) -> Iterator[Problem]:
 def _gate_problems(edit: EditSpec, path: str) -> Iterator[Problem]:
     if edit.only_if_active and not isinstance(edit.target, FeatureTarget):
         yield Problem(f"{path}.only_if_active", f"`only_if_active` requires a feature, got {_kind(edit)}.")
-    if edit.gate is None:
-        return
+    if edit.gate is not None:
+        yield from _problems_of_gate(edit, edit.gate, f"{path}.gate")
+
+
+def _problems_of_gate(edit: EditSpec, gate: GateSpec, path: str) -> Iterator[Problem]:
+    kind = "feature" if isinstance(gate.target, FeatureTarget) else "vector"
+    here, there = edit.target.site, gate.target.site
     if isinstance(edit.target, SiteTarget):
-        yield Problem(f"{path}.gate", "`norm_preserving` does not support a gate.")
-    elif edit.gate.feature.site != edit.target.site:
-        here, there = edit.target.site.label, edit.gate.feature.site.label
-        message = f"The gate's feature must be at the edit's site, {here}, got {there}."
-        yield Problem(f"{path}.gate.feature", message)
+        yield Problem(path, "`norm_preserving` does not support a gate.")
+    elif there.comes_after(here):
+        message = f"The gate must be at the edit's site, {here.label}, or an earlier one, got {there.label}."
+        yield Problem(f"{path}.{kind}", message)
+    if gate.scope != "token" and edit.phase not in PROMPT_GATE_PHASES:
+        message = (
+            f"A gate with the scope `{gate.scope}` needs the whole prompt, so the edit's phase must be "
+            f"`from_last_prompt_token` or `generation`, got `{edit.phase}`."
+        )
+        yield Problem(f"{path}.scope", message)
+    yield from _problems_of_gate_unit(gate, path)
+
+
+def _problems_of_gate_unit(gate: GateSpec, path: str) -> Iterator[Problem]:
+    if isinstance(gate.target, FeatureTarget):
+        units: tuple[Unit, ...] = ("raw", "max_act")
+    else:
+        units = ("raw", "resid_norm") if gate.measure == "projection" else ("raw",)
+        if not any(gate.target.values):
+            yield Problem(f"{path}.vector.values", "The vector must not be zero.")
+    if gate.unit not in units:
+        of = "feature" if isinstance(gate.target, FeatureTarget) else gate.measure
+        yield Problem(f"{path}.unit", f"A gate on a {of} supports {' and '.join(units)}, got `{gate.unit}`.")
+        return
     try:
-        _ = edit.gate.raw
+        _ = gate.raw
     except MissingScaleError as error:
-        yield Problem(f"{path}.gate.unit", str(error))
+        yield Problem(f"{path}.unit", str(error))
+
+
+def check_prompt_gates(edits: Sequence[EditSpec]) -> list[Problem]:
+    """Return a problem if the prompt would have to decide more gates than the engine supports."""
+    gates = {
+        (_subject_of_gate(edit.gate), edit.gate.side, edit.gate.threshold)
+        for edit in edits
+        if edit.gate is not None and edit.gate.scope != "token"
+    }
+    if len(gates) <= MAX_PROMPT_GATES:
+        return []
+    message = f"Expected at most {MAX_PROMPT_GATES} different gates that the prompt decides, got {len(gates)}."
+    return [Problem("edits", message)]
+
+
+def _subject_of_gate(gate: GateSpec) -> object:
+    target = gate.target
+    subject = (target.sae.checksum, target.index) if isinstance(target, FeatureTarget) else target.values
+    return target.site, subject, gate.measure, gate.scope
 
 
 def _strength_problems(edit: EditSpec, path: str) -> Iterator[Problem]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from inference.interventions import ALL_TOKENS, Site, Window
+from inference.interventions import ALL_TOKENS, GateScope, Site, Window
 from inference.segments import ALL_SEGMENTS, Segment
 from steering.spec.units import UNKNOWN, Scales, Unit, coefficient, push
 
@@ -54,7 +54,14 @@ OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 VECTOR_OPERATIONS: tuple[Operation, ...] = ("add", "orthogonal", "projection_cap")
 DIRECTION_OPERATIONS: frozenset[Operation] = frozenset({"orthogonal", "projection_cap"})  # they ignore the length
 UNITS: tuple[Unit, ...] = ("raw", "max_act", "resid_norm")
-GATE_UNITS: tuple[Unit, ...] = ("raw", "max_act")
+GATE_UNITS: tuple[Unit, ...] = ("raw", "max_act", "resid_norm")
+GateMeasure = Literal["projection", "cosine"]
+GATE_MEASURES: tuple[GateMeasure, ...] = get_args(GateMeasure)
+GateSide = Literal["above", "below"]
+GATE_SIDES: tuple[GateSide, ...] = get_args(GateSide)
+GATE_SCOPES: tuple[GateScope, ...] = get_args(GateScope)
+PROMPT_GATE_PHASES: frozenset[Phase] = frozenset({"from_last_prompt_token", "generation"})
+"""The phases whose tokens come when the whole prompt is known."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 SINK_FACTOR = 10.0
 """A token whose residual is this many times longer than usual is an attention sink."""
@@ -105,19 +112,32 @@ class SiteTarget:
 
 @dataclass(frozen=True, slots=True)
 class GateSpec:
-    """A gate that is open on tokens where the activation of a feature is above ``above`` (in ``unit``)."""
+    """A gate that is open where a value is above or below ``threshold`` (in ``unit``).
 
-    feature: FeatureTarget
-    above: float = 0.0
+    The value is the activation of a feature; or of a vector ``v``, its ``measure``: the projection of the residual on
+    ``v`` at length 1, or the cosine of both. It is read before the edits at the target's site, which may be an earlier
+    one than that of the edit. ``scope``: on each token, or once on the prompt's mean or last token for the whole
+    generation.
+    """
+
+    target: FeatureTarget | VectorTarget
+    threshold: float = 0.0
     unit: Unit = "max_act"
+    side: GateSide = "above"
+    measure: GateMeasure = "projection"
+    scope: GateScope = "token"
 
     @property
     def raw(self) -> float:
         """The raw threshold; 0 is the same in every unit.
 
-        Raise MissingScaleError if the max activation of the feature is needed and not known.
+        Raise MissingScaleError if a number that the unit refers to is not known.
         """
-        return coefficient(self.above, self.unit, self.feature.scales) if self.above else 0.0
+        if not self.threshold:
+            return 0.0
+        if isinstance(self.target, FeatureTarget):
+            return coefficient(self.threshold, self.unit, self.target.scales)
+        return coefficient(self.threshold, self.unit, replace(self.target.scales, direction_norm=1.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +202,7 @@ class EditSpec:
     @property
     def saes(self) -> tuple[SAEIdentity, ...]:
         """The SAEs that the edit reads through, including the SAE of its gate."""
-        targets = (self.target, self.gate.feature if self.gate else None)
+        targets = (self.target, self.gate.target if self.gate else None)
         return tuple(target.sae for target in targets if isinstance(target, FeatureTarget))
 
     @property

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 
 from inference.interventions import ALL_TOKENS, SITE_KINDS, Site, Window
-from steering.spec.checks import MAX_WINDOWS, check_edit, check_windows, find_conflicts
+from steering.spec.checks import MAX_WINDOWS, check_edit, check_prompt_gates, check_windows, find_conflicts
 from steering.spec.edit import (
     EVERYTHING,
+    GATE_MEASURES,
+    GATE_SCOPES,
     GATE_UNITS,
     OPERATIONS,
     PHASES,
@@ -15,6 +17,7 @@ from steering.spec.edit import (
     UNITS,
     EditSpec,
     FeatureTarget,
+    GateSide,
     GateSpec,
     SAEIdentity,
     SiteTarget,
@@ -44,7 +47,7 @@ def parse_edits(value: object) -> tuple[EditSpec, ...]:
     problems: list[Problem] = []
     edits = [_parse_edit(item, f"edits[{number}]", problems) for number, item in enumerate(value)]
     if not problems:
-        problems += [*check_windows(edits), *find_conflicts(edits)]
+        problems += [*check_windows(edits), *check_prompt_gates(edits), *find_conflicts(edits)]
     if problems:
         raise InvalidSpecError(problems)
     return tuple(edits)
@@ -113,10 +116,19 @@ def _parse_ranges(fields: Fields) -> tuple[Window, ...]:
 
 
 def _parse_gate(fields: Fields) -> GateSpec:
+    is_vector = "vector" in fields
+    if is_vector and "feature" in fields:
+        fields.report("", "Expected either `feature` or `vector`, got both.")
+    side: GateSide = "below" if "below" in fields else "above"
+    if side == "below" and "above" in fields:
+        fields.report("below", "Expected either `above` or `below`, got both.")
     gate = GateSpec(
-        feature=_parse_feature(fields.child("feature")),
-        above=fields.number("above", limit=MAX_STRENGTH, default=0.0),
-        unit=fields.choice("unit", GATE_UNITS, "max_act"),
+        target=_parse_vector(fields.child("vector")) if is_vector else _parse_feature(fields.child("feature")),
+        threshold=fields.number(side, limit=MAX_STRENGTH, default=0.0),
+        unit=fields.choice("unit", GATE_UNITS, "raw" if is_vector else "max_act"),
+        side=side,
+        measure=fields.choice("measure", GATE_MEASURES, "projection") if is_vector else "projection",
+        scope=fields.choice("scope", GATE_SCOPES, "token"),
     )
     fields.refuse_others()
     return gate

@@ -55,7 +55,7 @@ def effect_key(edit: EditSpec) -> str:
             **({} if edit.raw_lower is None else {"lower": float(edit.raw_lower)}),
             **_conditions_to_json(edit),
             **({} if edit.norm_limit is None else {"norm_limit": float(edit.norm_limit)}),
-            **({} if edit.gate is None else {"gate": _gate_effect(edit.gate)}),
+            **({} if edit.gate is None else {"gate": _gate_effect(edit.gate, site)}),
         }
     )
 
@@ -70,8 +70,23 @@ def _target_effect(target: FeatureTarget | VectorTarget | SiteTarget) -> dict[st
             return {}
 
 
-def _gate_effect(gate: GateSpec) -> dict[str, object]:
-    return {**_target_effect(gate.feature), "above": float(gate.raw)}
+def _gate_effect(gate: GateSpec, site: Site) -> dict[str, object]:
+    """Return the effect of a gate of an edit at ``site``."""
+    there = gate.target.site
+    return {
+        **_target_effect(gate.target),
+        gate.side: float(gate.raw),
+        **_gate_choices(gate),
+        **({} if there == site else _site_to_json(there)),
+    }
+
+
+def _gate_choices(gate: GateSpec) -> dict[str, str]:
+    """Return the fields of a gate that have their default in most gates."""
+    return {
+        **({"measure": gate.measure} if isinstance(gate.target, VectorTarget) else {}),
+        **({} if gate.scope == "token" else {"scope": gate.scope}),
+    }
 
 
 def _conditions_to_json(edit: EditSpec) -> dict[str, Any]:
@@ -104,7 +119,11 @@ def _target_to_json(edit: EditSpec) -> dict[str, Any]:
 
 
 def _gate_to_json(gate: GateSpec) -> dict[str, Any]:
-    return {"feature": _feature_to_json(gate.feature), "above": gate.above, "unit": gate.unit}
+    if isinstance(gate.target, FeatureTarget):
+        target = {"feature": _feature_to_json(gate.target)}
+    else:
+        target = {"vector": _vector_to_json(gate.target)}
+    return {**target, gate.side: gate.threshold, "unit": gate.unit, **_gate_choices(gate)}
 
 
 def _feature_to_json(target: FeatureTarget) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from inference.interventions import SITE_KINDS
 from steering.spec.checks import MAX_WINDOWS
-from steering.spec.edit import GATE_UNITS, OPERATIONS, PHASES, SCOPES, UNITS
+from steering.spec.edit import GATE_MEASURES, GATE_SCOPES, GATE_UNITS, OPERATIONS, PHASES, SCOPES, UNITS
 from steering.spec.parsing import MAX_D_SAE, MAX_EDITS, MAX_LAYER, MAX_TOKENS, MAX_WIDTH
 from steering.spec.units import MAX_STRENGTH
 
@@ -79,8 +79,22 @@ def _vector() -> Schema:
 
 
 def _gate() -> Schema:
-    properties = {"feature": _feature(), "above": {**_number(), "default": 0.0}, "unit": _choice(GATE_UNITS, "max_act")}
-    return _object(properties, required=("feature",), text="Applies only where this feature is above the threshold.")
+    properties = {
+        "feature": _feature(),
+        "vector": _vector(),
+        "above": {**_number(), "default": 0.0},
+        "below": _number("Instead of `above`."),
+        "unit": {"type": "string", "enum": list(GATE_UNITS), "description": "Default: `max_act`; of a vector `raw`."},
+        "measure": _choice(GATE_MEASURES, "projection"),
+        "scope": _choice(GATE_SCOPES, "token"),
+    }
+    text = (
+        "Applies only where a feature, or the projection or cosine of the residual with a vector, is above or below "
+        "the threshold: at each token, or once for the whole generation, on the prompt's mean or last token. It may be "
+        "at an earlier site than the edit."
+    )
+    targets = [{"required": [name]} for name in ("feature", "vector")]
+    return {**_object(properties, text=text), "oneOf": targets}
 
 
 def _window() -> Schema:

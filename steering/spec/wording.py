@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from inference.interventions import Window
-from steering.spec.edit import EditSpec, FeatureTarget, Operation, Phase, Scope, VectorTarget
+from inference.interventions import GateScope, Site, Window
+from steering.spec.edit import EditSpec, FeatureTarget, GateMeasure, GateSpec, Operation, Phase, Scope, VectorTarget
 from steering.spec.rendering import effect_key
 from steering.spec.units import Unit
 
@@ -34,6 +34,14 @@ _PHASES: dict[Phase, str] = {
     "generation": ", generation only",
     "from_last_prompt_token": ", from the last prompt token on",
     "both": "",
+}
+
+
+_MEASURES: dict[GateMeasure, str] = {"projection": "projection on", "cosine": "cosine with"}
+_GATE_SCOPES: dict[GateScope, str] = {
+    "token": "only where",
+    "prompt_mean": "only if over the prompt's mean",
+    "prompt_last": "only if at the prompt's last token",
 }
 
 
@@ -109,12 +117,23 @@ def _conditions(edit: EditSpec) -> Iterator[str]:
     if edit.only_if_active:
         yield ", only where active"
     if edit.gate is not None:
-        unit = _UNITS[edit.gate.unit] if edit.gate.above else ""
-        yield f", only where {_feature(edit.gate.feature)} is above {edit.gate.above:g}{unit}"
+        yield f", {_describe_gate(edit.gate, edit.target.site)}"
     if edit.special_tokens:
         yield ", special tokens too"
     if edit.sink_tokens:
         yield ", attention sinks too"
+
+
+def _describe_gate(gate: GateSpec, site: Site) -> str:
+    """Return words such as "only where tiny-sae #7 is above 0.5 raw" for a gate of an edit at ``site``."""
+    if isinstance(gate.target, FeatureTarget):
+        name = _feature(gate.target)
+        unit = _UNITS[gate.unit] if gate.threshold else ""
+    else:
+        name = f"the {_MEASURES[gate.measure]} vector {gate.target.name}".rstrip()
+        unit = _UNITS[gate.unit] if gate.threshold and gate.measure == "projection" else ""
+    place = "" if gate.target.site == site else f" at {gate.target.site.label}"
+    return f"{_GATE_SCOPES[gate.scope]} {name}{place} is {gate.side} {gate.threshold:g}{unit}"
 
 
 def _range(window: Window) -> str:

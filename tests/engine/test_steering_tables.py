@@ -209,7 +209,7 @@ def test_a_captured_step_reads_its_rows_when_it_is_replayed(table):
     for chosen in ([first, second, third, 0], [0, third, third, first]):
         rows.copy_(torch.tensor(chosen))
         with torch.inference_mode():
-            replayed = recorded[0].apply_static(h, rows)
+            replayed = recorded[0].apply_static(h, rows, table._static_plan().given[SITE], {})
         torch.testing.assert_close(replayed, steer(table, h, chosen))
         with table.steering(chosen) as step:
             table.replayed()

@@ -9,6 +9,14 @@ from django.contrib.messages import get_messages
 from django.test import Client
 from django.urls import reverse
 
+GATE_DEFAULTS = {
+    "gate_unit": "max_act",
+    "gate_measure": "projection",
+    "gate_side": "above",
+    "gate_scope": "token",
+}
+"""The choices that a browser sends for a gate that nobody touched."""
+
 
 def login(user: User) -> Client:
     client = Client()

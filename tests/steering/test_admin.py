@@ -16,7 +16,7 @@ from steering.models import SAE, Feature, FeatureEdit, ProfileVersion, SteeringP
 from steering.profiles.drafts import draft_edits
 from steering.spec.wording import describe_edit
 from tests.steering.edits import vector_edit
-from tests.steering.pages import login, page, said, staff
+from tests.steering.pages import GATE_DEFAULTS, login, page, said, staff
 from tests.steering.sae_files import sae_config, write_sae
 
 CHANGE = "admin:steering_steeringprofile_change"
@@ -56,7 +56,7 @@ class TestDraft:
     def test_a_draft_of_many_edits_is_saved(self, admin, profile, sae):
         """Its form has more fields than Django takes unasked."""
         empty = dict.fromkeys(("id", "after", "first", "gate_feature", "gate_above"), "")
-        rest = {**empty, "profile": profile.pk, "scope": "everything", "gate_unit": "max_act"}
+        rest = {**empty, "profile": profile.pk, "scope": "everything", **GATE_DEFAULTS}
         subjects = [(phase, each) for phase in ("prompt", "generation") for each in sae.features.all()[:40]]
         profile.edits.all().delete()
         data = {"name": "gloomy", "description": "", **rows([row(f, phase=p, **rest) for p, f in subjects])}
@@ -143,6 +143,18 @@ class TestDraft:
         ]
         html = page(admin, CHANGE, profile.pk)
         assert "-1 to 2" in html
+
+    def test_a_gate_on_a_vector_decides_once(self, admin, profile, sae):
+        mine = sae.features.get(index=0)
+        gate = {"gate_vector": '{"layer": 0, "site": "resid_post", "values": [3, 4]}', **GATE_DEFAULTS}
+        gate |= {"gate_measure": "cosine", "gate_side": "below", "gate_above": "0.2", "gate_scope": "prompt_last"}
+        form = row(mine, unit="raw", phase="from_last_prompt_token", id=profile.edits.get().pk, **gate)
+        assert admin.post(reverse(CHANGE, args=[profile.pk]), {"name": "gloomy", **rows([form], 1)}).status_code == 302
+        (words,) = [describe_edit(edit) for edit in draft_edits(profile)]
+        assert words.endswith(
+            ", from the last prompt token on, only if at the prompt's last token the cosine with vector at layer 0 "
+            "(resid_post) is below 0.2"
+        )
 
     def test_a_scope_that_the_phase_has_not_is_told(self, admin, profile, feature):
         data = {"name": "gloomy", "description": ""}

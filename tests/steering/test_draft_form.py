@@ -20,7 +20,7 @@ from steering.profiles.draft_form import FieldProblem, InvalidDraftError, Unsave
 from steering.profiles.drafts import draft_edits
 from steering.spec.rendering import edits_to_json, fingerprint
 from steering.spec.units import MAX_STRENGTH
-from tests.steering.pages import staff
+from tests.steering.pages import GATE_DEFAULTS, staff
 from tests.steering.test_admin import row, rows
 
 EDITOR = (
@@ -79,7 +79,7 @@ def test_edits_that_are_ticked_away_and_empty_cards_do_not_act(profile: Steering
     form |= {f"edits-1-{name}": value for name, value in row(sae.features.get(index=2)).items()}
     empty = {"feature": "", "operation": "add", "strength": "0.5", "unit": "max_act", "phase": "both"}
     form |= {f"edits-2-{name}": value for name, value in empty.items()}
-    form |= {"edits-2-scope": "everything", "edits-2-gate_unit": "max_act"}
+    form |= {"edits-2-scope": "everything", **{f"edits-2-{name}": value for name, value in GATE_DEFAULTS.items()}}
     draft = read(profile, form)
     assert draft.words == ("tiny-sae #2 the sea: add 0.5 × max activation",)
     assert profile.edits.get().strength == 0.5

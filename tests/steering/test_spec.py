@@ -88,7 +88,7 @@ class TestRawAndPush:
         unknown = GateSpec(FeatureTarget(identity(), 7), 0.0, "max_act")
         assert unknown.raw == 0.0
         with pytest.raises(MissingScaleError):
-            _ = replace(unknown, above=0.1).raw
+            _ = replace(unknown, threshold=0.1).raw
 
     @pytest.mark.parametrize("operation", ["orthogonal", "projection_cap"])
     def test_push_along_a_direction_is_unknown(self, operation):
@@ -230,7 +230,7 @@ class TestParsing:
         elsewhere = gate(sae=identity(site=Site(2)))
         (problem,) = self.problems(whole=edits_to_json([edit(gate=elsewhere)]))
         assert problem == (
-            "edits[0].gate.feature: The gate's feature must be at the edit's site, layer 1 (resid_post), got"
+            "edits[0].gate.feature: The gate must be at the edit's site, layer 1 (resid_post), or an earlier one, got"
             " layer 2 (resid_post)."
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -19,6 +20,7 @@ from inference.engine.sampling.token_history import TokenHistory
 from inference.engine.sampling.token_masks import Matcher
 from inference.engine.scheduling.drafter import Drafter
 from inference.engine.scheduling.step_isolation import SERVER_ERROR
+from inference.engine.steering.prompt_gates import SequenceGates
 from inference.engine.steering.rows import SteeringRows
 from inference.interventions import Site
 
@@ -54,6 +56,7 @@ class Sequence:
     num_preemptions: int = 0
     slot: int = -1  # the row in the cache's tables while it runs
     rows: SteeringRows | None = None
+    gates: SequenceGates | None = None  # only if the prompt decides some
     segments: SequenceSegments | None = None  # only if steering depends on segments
     capture: SequenceCapture | None = None
     scoring: SequenceScoring | None = None
@@ -73,6 +76,7 @@ class Sequence:
         self.prefix_keys = PrefixKeys(
             PREFIX_BLOCK, _programs(self.request), _num_prompt_program(self.request), self.request.cache_salt
         )
+        self.gates = _prompt_gates(self.request)
         if self.request.captures:
             self.capture = SequenceCapture(self.request.captures, self.num_prompt)
         if self.request.scoring is not None:
@@ -108,7 +112,23 @@ class Sequence:
         last = self.num_tokens - 1  # it always runs, because the next token is sampled there
         if self.scoring is not None:
             last = min(last, self.scoring.next_place)
+        if self.open_gates is not None:
+            last = min(last, self.open_gates.next_place)
         return last if self.capture is None else self.capture.next_place(last)
+
+    @property
+    def open_gates(self) -> SequenceGates | None:
+        """The gates that the prompt still has to decide."""
+        return None if self.gates is None or self.gates.decisions is not None else self.gates
+
+    def steering_rows(self, tokens: Many[int]) -> list[int]:
+        """Return the rows of the next tokens in the steering tables."""
+        rows = self.rows
+        if rows is None:
+            return [0] * len(tokens)
+        if self.gates is not None and self.gates.decisions is not None:
+            rows = rows.decided[self.gates.decisions]
+        return rows.of_tokens(tokens, self.num_computed, self.num_prompt, self.known_segments())
 
     def known_segments(self) -> SequenceSegments | None:
         """Return the segments of all generated tokens; None if steering does not depend on them."""
@@ -183,6 +203,13 @@ class Sequence:
                 total[0] += num_tokens
                 total[1] += num_changed
                 total[2] += change
+
+
+def _prompt_gates(request: GenerationRequest) -> SequenceGates | None:
+    intervention = request.intervention
+    if intervention is None or not (gates := intervention.prompt_gates):
+        return None
+    return SequenceGates(gates, request.prompt_token_ids, intervention.skip_token_ids)
 
 
 def _num_prompt_program(request: GenerationRequest) -> int:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from inference.engine.output.segments import SequenceSegments
-from inference.interventions import Edit, Intervention, Site, TokenPlace, Window, Zone
+from inference.interventions import Decisions, Edit, Intervention, Site, TokenPlace, Window, Zone
 from inference.segments import Segment
 
 Program = tuple[Edit, ...]
@@ -37,7 +37,10 @@ class PlaceRows:
 
 @dataclass(frozen=True, slots=True)
 class SteeringRows:
-    """The rows of an intervention's tokens. ``rows``: all rows that it owns."""
+    """The rows of an intervention's tokens. ``rows``: all rows that it owns.
+
+    ``decided``: the rows of tokens once the prompt has decided the intervention's gates.
+    """
 
     fingerprint: str
     prompt: PlaceRows
@@ -45,6 +48,7 @@ class SteeringRows:
     generation: Mapping[Segment, PlaceRows]
     rows: frozenset[int]
     skip_token_ids: frozenset[int]
+    decided: Mapping[Decisions, SteeringRows] = field(default_factory=dict)
 
     def of_tokens(
         self, token_ids: Sequence[int], start: int, num_prompt: int, segments: SequenceSegments | None = None

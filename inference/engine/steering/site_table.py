@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,24 +19,15 @@ from inference.engine.kernels.native.steering_tensors import (
     SteeringTensors,
 )
 from inference.engine.models.sites import SiteError
-from inference.engine.steering.entries import ConstantReader, Entries, build_entries
+from inference.engine.steering.entries import ConstantReader, Entries, Source, build_entries
+from inference.engine.steering.readings import GivenActivations, ReadingKey, Readings
 from inference.engine.steering.rows import Program
-from inference.interventions import FeatureReader, FeatureRule, NormEdit, ReaderEdit, VectorEdit
+from inference.interventions import FeatureRule, NormEdit, ReaderEdit, VectorEdit
 
 MIN_ENTRIES = 16
 MIN_WIDTH = 4
 MIN_STATIC = 4096
 FIRST = torch.tensor([0])
-
-
-@dataclass(frozen=True, slots=True)
-class GivenActivations:
-    """One SAE forward pass of a step: its tokens and features, and the entries that receive the activations."""
-
-    reader: FeatureReader
-    tokens: Tensor  # [t] int64, places in the step
-    features: Tensor  # [m] int64
-    slots: Tensor  # [m] int64, entries
 
 
 class SiteTable:
@@ -52,11 +43,10 @@ class SiteTable:
         self._free: list[int] = []
         self._num_entries = 0  # used so far; later ones are neither read nor written
         self._slots: dict[int, list[int]] = {}  # by row
-        self._given: dict[int, dict[int, tuple[FeatureReader, int]]] = {}  # by row, then by entry
+        self._given: dict[int, dict[int, Source]] = {}  # by row, then by entry
         self.acts: set[int] = set()
         self.version = 0
         self.static_changes = torch.zeros(0, device=device)
-        self._asks: tuple[int, tuple[GivenActivations, ...]] | None = None  # for all rows, by version
         self._tensors = SteeringTensors(
             flags=torch.zeros(num_rows, dtype=torch.uint8, device=device),
             vectors=torch.zeros(num_rows, width, device=device),
@@ -106,8 +96,7 @@ class SiteTable:
             for table in (t.read, t.write, t.numbers, t.codes):
                 table[slots] = 0  # row 0 does not act
             self._free += slots
-        if self._given.pop(row, None):
-            self.version += 1
+        self._note_sources(self._given.pop(row, {}))
 
     def grow_rows(self, num_rows: int) -> None:
         t = self._tensors
@@ -121,37 +110,50 @@ class SiteTable:
 
     # A step
 
-    def given_in(self, rows: Sequence[int]) -> tuple[GivenActivations, ...]:
-        """Return the SAE forward passes that these rows need."""
+    def sources_of(self, row: int) -> Mapping[int, Source]:
+        """Return the sources of a row's activations that the kernel does not compute, by entry."""
+        return self._given.get(row, {})
+
+    @property
+    def rows_with_sources(self) -> list[int]:
+        return list(self._given)
+
+    def given_in(
+        self, rows: Sequence[int], columns: Mapping[ReadingKey, Mapping[int, int]]
+    ) -> tuple[GivenActivations, ...]:
+        """Return the activations that these rows are given. ``columns``: the columns of features in each reading."""
         if not self._given:
             return ()
-        asked: dict[str, tuple[FeatureReader, set[int], dict[int, int]]] = {}
+        asked: dict[Hashable, tuple[Source, set[int], dict[int, int]]] = {}
         for row in sorted(set(rows)):
-            for slot, (reader, feature) in self._given.get(row, {}).items():
-                _, of_rows, of_slots = asked.setdefault(reader.key, (reader, set(), {}))
+            for slot, source in self.sources_of(row).items():
+                _, of_rows, of_slots = asked.setdefault(_group(source), (source, set(), {}))
                 of_rows.add(row)
-                of_slots[slot] = feature
+                of_slots[slot] = source.feature
         return tuple(
             GivenActivations(
-                reader,
+                source.reader,
                 self._tensor([place for place, row in enumerate(rows) if row in of_rows]),
-                self._tensor(list(of_slots.values())),
+                self._tensor([_column(source, feature, columns) for feature in of_slots.values()]),
                 self._tensor(list(of_slots)),
+                source.reading_key,
             )
-            for reader, of_rows, of_slots in asked.values()
+            for source, of_rows, of_slots in asked.values()
         )
 
-    def apply_static(self, hidden: Tensor, rows: Tensor) -> Tensor:
+    def apply_static(
+        self, hidden: Tensor, rows: Tensor, asked: Sequence[GivenActivations], readings: Readings
+    ) -> Tensor:
         """Return the steered ``hidden`` for CUDA graph capture: run every SAE that any row may need, on all tokens.
 
         The relative changes are written to :attr:`static_changes`, which all captured steps share.
         """
         given = None
-        for ask in self._all_asks():
+        for ask in asked:
             given = (
                 hidden.new_zeros(len(hidden), len(self._tensors.read), dtype=torch.float32) if given is None else given
             )
-            given[:, ask.slots] = ask.reader.activations(hidden.float(), ask.features)
+            given[:, ask.slots] = ask.of_all(hidden, readings)
         steered, changes = native.steer(hidden, rows, self._tensors, given)
         if len(changes) > len(self.static_changes):  # never during capture: an ordinary pass precedes it
             self.version += bool(len(self.static_changes))
@@ -159,23 +161,18 @@ class SiteTable:
         self.static_changes[: len(changes)].copy_(changes)
         return steered
 
-    def _all_asks(self) -> tuple[GivenActivations, ...]:
-        """Return the SAE forward passes of all rows. Built before graph capture, which forbids copies to the device."""
-        if self._asks is None or self._asks[0] != self.version:
-            self._asks = (self.version, self.given_in(list(self._given)))
-        return self._asks[1]
-
-    def apply(self, hidden: Tensor, rows: Tensor, asked: Sequence[GivenActivations]) -> tuple[Tensor, Tensor]:
+    def apply(
+        self, hidden: Tensor, rows: Tensor, asked: Sequence[GivenActivations], readings: Readings
+    ) -> tuple[Tensor, Tensor]:
         """Return ``hidden`` ``[tokens, width]`` steered by ``rows`` ``[tokens]``, and the relative change of each
         token.
         """
-        return native.steer(hidden, rows, self._tensors, self._ask(hidden, asked) if asked else None)
+        return native.steer(hidden, rows, self._tensors, self._ask(hidden, asked, readings) if asked else None)
 
-    def _ask(self, hidden: Tensor, asked: Iterable[GivenActivations]) -> Tensor:
+    def _ask(self, hidden: Tensor, asked: Iterable[GivenActivations], readings: Readings) -> Tensor:
         given = torch.zeros(len(hidden), len(self._tensors.read), device=self._device)
         for ask in asked:
-            a = ask.reader.activations(hidden[ask.tokens].float(), ask.features)
-            given[ask.tokens.unsqueeze(1), ask.slots] = a
+            given[ask.tokens.unsqueeze(1), ask.slots] = ask.of_own(hidden, readings)
         return given
 
     # Entries
@@ -196,11 +193,15 @@ class SiteTable:
             table[at] = values.to(self._device)
         t.slots[row, : len(slots)] = at.int()
         t.counts[row] = len(slots)
-        given = {slot: by for slot, by in zip(slots, entries.external_activations, strict=True) if by is not None}
+        given = {slot: by for slot, by in zip(slots, entries.sources, strict=True) if by is not None}
         if given:
             self._given[row] = given
-            self.version += 1
+            self._note_sources(given)
         self._note_normalizations(codes)
+
+    def _note_sources(self, sources: Mapping[int, Source]) -> None:
+        """Note that sources come or go. Captured steps do not read the values that a prompt decides."""
+        self.version += any(source.prompt_gate is None for source in sources.values())
 
     def _take_slots(self, count: int) -> list[int]:
         """Return slots for a row's entries, growing the tensors if necessary."""
@@ -229,6 +230,16 @@ class SiteTable:
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+
+def _group(source: Source) -> Hashable:
+    """Return a key: the activations of sources with equal keys are computed together."""
+    return source.reader.key if source.reading_key is None else source.reading_key
+
+
+def _column(source: Source, feature: int, columns: Mapping[ReadingKey, Mapping[int, int]]) -> int:
+    """Return the index of a feature in the SAE, or in the reading that has its activations."""
+    return feature if source.reading_key is None else columns[source.reading_key][feature]
 
 
 def _vector_sums(program: Program) -> list[ReaderEdit]:

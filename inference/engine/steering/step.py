@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inference.engine.steering.site_table import GivenActivations
+from inference.engine.steering.prompt_gates import PromptGateStep
+from inference.engine.steering.readings import GivenActivations, Reading, ReadingKey
 from inference.interventions import Site
 
 
@@ -19,7 +20,7 @@ class SteeringPlan:
     """The plan for steps whose tokens have the same rows. Valid until a profile is added or removed.
 
     ``expected``: the number of sites at which each token's profile acts. ``acts``: by site, whether the table changes
-    the token there.
+    the token there. ``readings``: by site, what edits at later sites need of its residual.
     """
 
     row_of_token: list[int]
@@ -27,6 +28,7 @@ class SteeringPlan:
     expected: list[int]
     acts: Mapping[Site, list[bool]]
     given: Mapping[Site, tuple[GivenActivations, ...]]
+    readings: Mapping[Site, tuple[Reading, ...]]
     _applied: dict[tuple[Site, ...], list[int]] = field(default_factory=dict)  # by the hooks that ran
 
     def applied(self, ran: tuple[Site, ...]) -> list[int]:
@@ -60,12 +62,16 @@ class SteeringStep:
     relative change of each token in that call, ``|h' - h| / |h|``, ``[tokens]`` float32 on the device.
 
     With ``static_rows`` (``[tokens]`` int64 on the device) the hooks read the rows from there, not from the plan.
+    ``readings``: the values that hooks leave for those of later sites. ``prompt_gates``: those that the step decides,
+    or prepares to.
     """
 
     plan: SteeringPlan | None
     ran: list[Site] = field(default_factory=list)
     static_rows: Tensor | None = None
     changes: list[Tensor] = field(default_factory=list)
+    readings: dict[ReadingKey, Tensor] = field(default_factory=dict)
+    prompt_gates: PromptGateStep | None = None
 
     def effects(self) -> StepEffects | None:
         """Return the effects on each token; None if nothing ran. Waits for the device."""

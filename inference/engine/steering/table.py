@@ -10,19 +10,31 @@ An unused intervention keeps its rows for a while, so that the next request with
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor, nn
 
 from inference.engine.models.sites import HookOrder, SiteError, SiteHooks, site_width
+from inference.engine.steering.entries import Source
+from inference.engine.steering.prompt_gates import PromptGateStep
+from inference.engine.steering.readings import GivenActivations, Reading, ReadingKey
 from inference.engine.steering.rows import PlacePrograms, PlaceRows, Program, SteeringRows, by_site, place_programs
 from inference.engine.steering.site_table import SiteTable
 from inference.engine.steering.step import SteeringPlan, SteeringStep
-from inference.interventions import Edit, Intervention, NormEdit, Site, VectorEdit
+from inference.interventions import (
+    MAX_PROMPT_GATES,
+    Decisions,
+    Edit,
+    Intervention,
+    NormEdit,
+    Site,
+    VectorEdit,
+)
 from inference.segments import SEGMENTS
 
 MIN_ROWS = 8
@@ -35,10 +47,19 @@ class _Entry:
     """The rows of an intervention. If it ``needs_sae_forward``, it holds an SAE and is dropped with its last user."""
 
     rows: SteeringRows
-    sites: frozenset[Site]
+    sites: frozenset[Site]  # including those that are only read
     num_entries: int
     needs_sae_forward: bool
     users: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _StaticPlan:
+    """What the hooks read in steps with static rows, for all rows of the tables of these versions."""
+
+    versions: tuple[tuple[Site, int], ...]
+    given: Mapping[Site, tuple[GivenActivations, ...]]
+    readings: Mapping[Site, tuple[Reading, ...]]
 
 
 class SteeringTable:
@@ -59,6 +80,7 @@ class SteeringTable:
         self._plan: SteeringPlan | None = None  # of the previous step
         self._step: SteeringStep | None = None  # while a forward pass runs
         self._ran_static: list[Site] = []  # sites of the hooks in the last pass with static rows
+        self._static: _StaticPlan | None = None
 
     # Interventions
 
@@ -114,12 +136,12 @@ class SteeringTable:
     # A step
 
     @contextmanager
-    def steering(self, row_of_token: list[int]) -> Iterator[SteeringStep]:
+    def steering(self, row_of_token: list[int], prompt_gates: PromptGateStep | None = None) -> Iterator[SteeringStep]:
         """Steer the forward pass in the block, over tokens with these rows.
 
         An empty list means that no token is steered.
         """
-        self._step = SteeringStep(self._plan_of(row_of_token))
+        self._step = SteeringStep(self._plan_of(row_of_token), prompt_gates=prompt_gates)
         try:
             yield self._step
         finally:
@@ -130,7 +152,13 @@ class SteeringTable:
     @property
     def graph_key(self) -> Hashable:
         """A key that changes when earlier captured steps become invalid."""
-        return tuple((site, self._sites[site].version) for site in sorted(self._hooked))
+        versions = {site: table.version for site, table in self._sites.items()}
+        return tuple((site, versions.get(site)) for site in sorted(self._hooked))
+
+    @property
+    def can_be_captured(self) -> bool:
+        """Whether the current step's steering can be part of a CUDA graph: not while a prompt decides a gate."""
+        return self._step is None or self._step.prompt_gates is None
 
     def begin_static(self, row_of_token: Tensor) -> None:
         """Let the hooks read their rows from a tensor, without synchronising with the device.
@@ -162,53 +190,115 @@ class SteeringTable:
         if self._plan is None or self._plan.row_of_token != row_of_token:
             acts = {site: [row in table.acts for row in row_of_token] for site, table in self._sites.items()}
             acts = {site: chosen for site, chosen in acts.items() if any(chosen)}
+            readings, columns = self._readings_of(row_of_token)
             self._plan = SteeringPlan(
                 row_of_token,
                 rows=torch.tensor(row_of_token, device=self._device),
                 expected=[self._num_sites.get(row, 0) for row in row_of_token],
                 acts=acts,
-                given={site: self._sites[site].given_in(row_of_token) for site in acts},
+                given={site: self._sites[site].given_in(row_of_token, columns) for site in acts},
+                readings=readings,
             )
         return self._plan
+
+    def _readings_of(
+        self, row_of_token: list[int]
+    ) -> tuple[dict[Site, tuple[Reading, ...]], dict[ReadingKey, dict[int, int]]]:
+        """Return the readings that tokens with these rows need, by site, and the columns of features in each."""
+        rows = set(row_of_token)
+        needed: dict[ReadingKey, tuple[Source, set[int], set[int]]] = {}
+        for table in self._sites.values():
+            for row in rows.intersection(table.rows_with_sources):
+                for source in table.sources_of(row).values():
+                    if source.reading_key is not None:
+                        _, features, of_rows = needed.setdefault(source.reading_key, (source, set(), set()))
+                        features.add(source.feature)
+                        of_rows.add(row)
+        columns = {key: {f: i for i, f in enumerate(sorted(found))} for key, (_, found, _) in needed.items()}
+        readings: dict[Site, tuple[Reading, ...]] = {}
+        for key, (source, _, of_rows) in needed.items():
+            if source.prompt_gate is None and source.site is not None:
+                places = [place for place, row in enumerate(row_of_token) if row in of_rows]
+                tokens, read = (torch.tensor(each, device=self._device) for each in (places, list(columns[key])))
+                reading = Reading(key, source.reader, tokens, read)
+                readings[source.site] = (*readings.get(source.site, ()), reading)
+        return readings, columns
+
+    def _static_plan(self) -> _StaticPlan:
+        """Return what static steps read, for all rows. Built before a capture, which forbids copies to the device."""
+        versions = tuple((site, table.version) for site, table in self._sites.items())
+        if self._static is None or self._static.versions != versions:
+            rows = sorted({row for table in self._sites.values() for row in table.rows_with_sources})
+            readings, columns = self._readings_of(rows)
+            given = {site: table.given_in(rows, columns) for site, table in self._sites.items()}
+            own = {site: tuple(one for one in asked if not one.is_decided) for site, asked in given.items()}
+            self._static = _StaticPlan(versions, own, readings)
+        return self._static
 
     def _apply(self, site: Site, hidden: Tensor) -> Tensor | None:
         """Return the steered hidden states; None if the step changes nothing at the site."""
         step = self._step
-        if step is None or step.plan is None:
+        if step is None:
             return None
         flat = hidden.reshape(-1, hidden.shape[-1])
+        if step.prompt_gates is not None:
+            step.readings.update(step.prompt_gates.look(site, flat))
+        if step.plan is None:
+            return None
         if step.static_rows is not None:
-            self._ran_static.append(site)
-            return self._sites[site].apply_static(flat, step.static_rows).view(hidden.shape)
+            return self._apply_static(site, flat, step, step.static_rows, hidden.shape)
+        for reading in step.plan.readings.get(site, ()):
+            step.readings[reading.key] = reading.of_own(flat)
         if site not in step.plan.acts:
             return None
-        steered, changes = self._sites[site].apply(flat, step.plan.rows, step.plan.given[site])
+        given = step.plan.given[site]
+        steered, changes = self._sites[site].apply(flat, step.plan.rows, given, step.readings)
         step.ran.append(site)
         step.changes.append(changes)
         return steered.view(hidden.shape)
+
+    def _apply_static(
+        self, site: Site, hidden: Tensor, step: SteeringStep, rows: Tensor, shape: torch.Size
+    ) -> Tensor | None:
+        plan = self._static_plan()
+        for reading in plan.readings.get(site, ()):
+            step.readings[reading.key] = reading.of_all(hidden)
+        if site not in self._sites:
+            return None
+        self._ran_static.append(site)
+        return self._sites[site].apply_static(hidden, rows, plan.given[site], step.readings).view(shape)
 
     # Building
 
     def _add(self, intervention: Intervention) -> _Entry:
         for edit in intervention.edits:
             self._check(edit)
+        if len(intervention.prompt_gates) > MAX_PROMPT_GATES:
+            raise SiteError(f"An intervention may have {MAX_PROMPT_GATES} gates that the prompt decides.")
         self._plan = None
         laid: dict[tuple[int, ...], int] = {}
+        kinds = [intervention, *map(intervention.decided, _all_decisions(intervention))]  # keeps the edits' ids unique
         try:
-            prompt = self._lay_places(place_programs(intervention, "prompt"), laid)
-            last = self._lay_places(place_programs(intervention, "last_prompt_token"), laid)
-            by_segment = {segment: place_programs(intervention, "generation", segment) for segment in SEGMENTS}
-            generation = {segment: self._lay_places(programs, laid) for segment, programs in by_segment.items()}
+            base, *decided = [self._lay_rows(each, laid) for each in kinds]
         except BaseException:
             self._clear(laid.values())
             raise
         tables, rows = self._sites.values(), frozenset(laid.values())
+        by_decisions = dict(zip(_all_decisions(intervention), decided, strict=True))
         return _Entry(
-            SteeringRows(intervention.fingerprint, prompt, last, generation, rows, intervention.skip_token_ids),
-            frozenset(intervention.sites),
+            replace(base, rows=rows, decided=by_decisions),
+            frozenset(intervention.sites) | intervention.read_sites,
             num_entries=sum(table.num_entries_of(row) for table in tables for row in rows),
             needs_sae_forward=any(table.needs_sae_forward(row) for table in tables for row in rows),
         )
+
+    def _lay_rows(self, intervention: Intervention, laid: dict[tuple[int, ...], int]) -> SteeringRows:
+        prompt = self._lay_places(place_programs(intervention, "prompt"), laid)
+        last = self._lay_places(place_programs(intervention, "last_prompt_token"), laid)
+        by_segment = {segment: place_programs(intervention, "generation", segment) for segment in SEGMENTS}
+        generation = {segment: self._lay_places(programs, laid) for segment, programs in by_segment.items()}
+        skipped = intervention.skip_token_ids
+        return SteeringRows(intervention.fingerprint, prompt, last, generation, frozenset(), skipped)
 
     def _lay_places(self, places: PlacePrograms, laid: dict[tuple[int, ...], int]) -> PlaceRows:
         rows, special_rows = (
@@ -245,13 +335,22 @@ class SteeringTable:
         return self._num_rows - 1
 
     def _check(self, edit: Edit) -> None:
-        width = site_width(self._module, edit.site)
-        if isinstance(edit, NormEdit):
-            return
-        given = [edit.vector.shape[0]] if isinstance(edit, VectorEdit) else [r.d_in for r in edit.readers]
-        wrong = next((size for size in given if size != width), None)
-        if wrong is not None:
-            raise SiteError(f"The edit has {wrong} values, but the model has {width} at {edit.site.label}.")
+        if isinstance(edit, VectorEdit):
+            self._check_width(edit.site, edit.vector.shape[0])
+        elif isinstance(edit, NormEdit):
+            site_width(self._module, edit.site)
+        else:
+            site_width(self._module, edit.site)
+            self._check_width(edit.reads_at or edit.site, edit.reader.d_in)
+            for gate in edit.gates:
+                self._check_width(gate.site or edit.site, gate.reader.d_in)
+                if gate.site is not None and gate.site.comes_after(edit.site):
+                    raise SiteError(f"A gate at {gate.site.label} is computed after the edit at {edit.site.label}.")
+
+    def _check_width(self, site: Site, given: int) -> None:
+        width = site_width(self._module, site)
+        if given != width:
+            raise SiteError(f"The edit has {given} values, but the model has {width} at {site.label}.")
 
     # Idle interventions
 
@@ -270,3 +369,9 @@ class SteeringTable:
                 table.clear_row(row)
             del self._num_sites[row]
             self._free_rows.append(row)
+
+
+def _all_decisions(intervention: Intervention) -> list[Decisions]:
+    """Return all ways to decide the prompt gates; none without such gates."""
+    gates = intervention.prompt_gates
+    return list(product((False, True), repeat=len(gates))) if gates else []

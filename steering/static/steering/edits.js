@@ -39,7 +39,7 @@
   }
 
   function isSet(field) {
-    if (field.type === "hidden" || field.name.endsWith("-gate_unit")) return false;
+    if (field.type === "hidden" || /-gate_(unit|measure|side|scope)$/.test(field.name)) return false;
     if (field.name.endsWith("-scope")) return field.value !== "everything";
     return field.type === "checkbox" ? field.checked : field.value !== "" && field.value !== "null";
   }
