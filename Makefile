@@ -64,7 +64,7 @@ test-clients: $(VENV)/.dev clients
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy $(PACKAGES) tests benchmarks manage.py
+	$(BIN)/mypy $(PACKAGES) clients/python/millm tests benchmarks manage.py
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.house
 	$(BIN)/python manage.py makemigrations --check --dry-run

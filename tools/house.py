@@ -19,6 +19,7 @@ from pathlib import Path
 
 PROJECT_DIR = Path(__file__).resolve().parent.parent
 EXCLUDED = frozenset({"tests", "benchmarks", "migrations", "__pycache__", "node_modules"})
+LIBRARIES = ("clients/python",)  # folders of packages that are installed by themselves
 CHAT_HANDLERS = ("openai_api.endpoints.chat", "openai_api.views.chat")  # the second name is that of earlier versions
 MAX_ENTRIES = 20
 STOP = re.compile(r"^\d+\. `([\w/]+\.py):(\w+)`", re.MULTILINE)  # in docs/architecture.md
@@ -135,11 +136,12 @@ def table(house: House) -> str:
 
 
 def _modules(root: Path) -> Iterator[tuple[str, Path]]:
-    for package in sorted(root.iterdir()):
+    bases = [root, *(folder for folder in map(root.joinpath, LIBRARIES) if folder.is_dir())]
+    for package in (entry for base in bases for entry in sorted(base.iterdir())):
         if package.name in EXCLUDED or not (package / "__init__.py").is_file():
             continue
         for path in sorted(package.rglob("*.py")):
-            parts = path.relative_to(root).with_suffix("").parts
+            parts = path.relative_to(package.parent).with_suffix("").parts
             if EXCLUDED.isdisjoint(parts):
                 yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
 

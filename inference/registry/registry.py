@@ -141,6 +141,13 @@ class ModelRegistry:
             return record.max_model_len
         return entry.loaded.max_model_len
 
+    def layers_and_width(self, name: str) -> tuple[int, int] | None:
+        """Return the number of layers and the width of the residuals of a loaded generation model, else None."""
+        entry = self._loaded_models.get(self.find(name).name)
+        if entry is None or isinstance(entry.loaded, LoadedMedia) or not entry.loaded.sites:
+            return None
+        return 1 + max(site.layer for site in entry.loaded.sites), entry.loaded.hidden_size
+
     def media_facts(self, name: str) -> object | None:
         """Return what requests can ask of a media model, or None if it is not loaded."""
         entry = self._loaded_models.get(name)

@@ -120,6 +120,7 @@ async def delete_model(call: Call, model: str) -> HttpResponseBase:
 
 
 def model_body(record: ModelRecord) -> ModelBody:
+    num_layers, hidden_size = get_backend().registry().layers_and_width(record.name) or (None, None)
     return {
         "id": record.name,
         "object": "model",
@@ -129,6 +130,8 @@ def model_body(record: ModelRecord) -> ModelBody:
         "is_default": record.is_default,
         "state": record.state,
         "max_model_len": get_backend().registry().max_model_len(record.name),
+        "num_layers": num_layers,
+        "hidden_size": hidden_size,
         "aliases": list(record.aliases),
         "default_profile": record.default_profile or None,
     }

@@ -253,6 +253,8 @@ class EmbeddingsBody(TypedDict):
 
 
 class ModelBody(TypedDict):
+    """``num_layers`` and ``hidden_size`` (values of a residual) are null unless it is a loaded generation model."""
+
     id: str
     object: Literal["model"]
     created: int
@@ -261,6 +263,8 @@ class ModelBody(TypedDict):
     is_default: bool
     state: str
     max_model_len: int | None
+    num_layers: int | None
+    hidden_size: int | None
     aliases: list[str]
     default_profile: str | None
 

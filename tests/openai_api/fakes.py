@@ -189,6 +189,10 @@ class FakeRegistry:
     def max_model_len(self, name: str) -> int | None:
         return self.context if self.find(name).state == "loaded" else None
 
+    def layers_and_width(self, name: str) -> tuple[int, int] | None:
+        record = self.find(name)
+        return (2, 4) if record.state == "loaded" and record.kind == "generation" else None
+
     async def ready(self, name: str) -> ModelCard:
         if self.failure is not None:
             raise self.failure

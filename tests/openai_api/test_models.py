@@ -35,11 +35,19 @@ async def test_all_registered_models_are_listed(api: Api):
         "is_default": False,
         "state": "unloaded",
         "max_model_len": None,
+        "num_layers": None,
+        "hidden_size": None,
         "aliases": [],
         "default_profile": None,
     }
     assert [model["id"] for model in body["data"]] == ["tiny", "org/steered", "cold:8b", "vectors"]
     assert [model["max_model_len"] for model in body["data"]] == [100, 100, None, 100]
+    assert [(model["num_layers"], model["hidden_size"]) for model in body["data"]] == [
+        (2, 4),
+        (2, 4),
+        (None, None),
+        (None, None),
+    ]
     assert body["data"][1]["default_profile"] == "joyful"
     assert api.log.only.endpoint == "/v1/models"
 
