@@ -30,13 +30,16 @@ def visible_versions(user: Viewer, rows: QuerySet[ProfileVersion] | None = None)
 
 
 def visible_evaluations(user: Viewer, rows: QuerySet[Evaluation] | None = None) -> QuerySet[Evaluation]:
-    """Return evaluations whose versions are all visible; a comparison has two."""
+    """Return evaluations whose profiles are all visible; a comparison has two. Those of inline edits are visible to
+    the user who created them.
+    """
     found = Evaluation.objects.all() if rows is None else rows
     if user.has_perm(SEE_ALL_PROFILES):
         return found
     profiles = _keys_of_profiles(user)
     other = Q(other=None) | Q(other__profile__in=profiles)
-    return found.filter(other, version__profile__in=profiles)
+    own = Q(version=None, profile=None, created_by=user.pk) if user.pk is not None else Q(pk=None)
+    return found.filter(other, Q(version__profile__in=profiles) | Q(profile__in=profiles) | own)
 
 
 def visible_policies(user: Viewer, rows: QuerySet[SteeringPolicy] | None = None) -> QuerySet[SteeringPolicy]:

@@ -26,6 +26,7 @@ from steering.evaluation.params import (
     SweepParams,
     Texts,
 )
+from steering.evaluation.runner import UnpublishedEdits
 from steering.evaluation.services import create_evaluation
 from steering.models import ProfileVersion
 from steering.profiles.drafts import draft_edits
@@ -129,27 +130,19 @@ class Versions(Resource):
     @action(detail=True, methods=["post"])
     def sweep(self, request: Request, pk: str) -> Response:
         """Start a job that measures the effect of the version at multiples of its strength."""
-        version, data = self.get_object(), self.read(SweepInput)
-        controls = Controls(
-            data["random_directions"], data["random_features"], data["control_system_prompt"], data["off_target"]
-        )
-        strengths, words = tuple(data["strengths"]), tuple(data["words"])
-        return self._start(SweepParams(version.pk, _texts(data), strengths, words, controls))
+        return self._start(sweep_params(self.get_object().pk, self.read(SweepInput)))
 
     @described(request=CalibrationInput, responses={202: JobOut})
     @action(detail=True, methods=["post"])
     def calibrate(self, request: Request, pk: str) -> Response:
         """Start a job that searches for the strength with the effect ``target``."""
-        version, data = self.get_object(), self.read(CalibrationInput)
-        return self._start(CalibrationParams(version.pk, _texts(data), data["target"], data["push_cap"]))
+        return self._start(calibration_params(self.get_object().pk, self.read(CalibrationInput)))
 
     @described(request=ComparisonInput, responses={202: JobOut})
     @action(detail=True, methods=["post"])
     def compare(self, request: Request, pk: str) -> Response:
         """Start a job that compares the answers of the version and of ``other`` (default: the unsteered model)."""
-        version, data = self.get_object(), self.read(ComparisonInput)
-        other = data["other"]
-        return self._start(ComparisonParams(version.pk, None if other is None else other.pk, _texts(data)))
+        return self._start(comparison_params(self.get_object().pk, self.read(ComparisonInput)))
 
     def _start(self, params: EvaluationParams) -> Response:
         return job_started(create_evaluation(params=params, owner=self.user))
@@ -159,6 +152,22 @@ def differences(before: ProfileVersion, after: ProfileVersion | None) -> list[di
     """Describe the changes from ``before`` to ``after``, or to the draft if ``after`` is None."""
     later = draft_edits(before.profile) if after is None else parse_edits(after.edits)
     return [{"kind": change.kind, "text": change.text} for change in changes(parse_edits(before.edits), later)]
+
+
+def sweep_params(target: int | UnpublishedEdits, data: dict[str, Any]) -> SweepParams:
+    controls = Controls(
+        data["random_directions"], data["random_features"], data["control_system_prompt"], data["off_target"]
+    )
+    return SweepParams(target, _texts(data), tuple(data["strengths"]), tuple(data["words"]), controls)
+
+
+def calibration_params(target: int | UnpublishedEdits, data: dict[str, Any]) -> CalibrationParams:
+    return CalibrationParams(target, _texts(data), data["target"], data["push_cap"])
+
+
+def comparison_params(target: int | UnpublishedEdits, data: dict[str, Any]) -> ComparisonParams:
+    other = data["other"]
+    return ComparisonParams(target, None if other is None else other.pk, _texts(data))
 
 
 def _texts(data: dict[str, Any]) -> Texts:

@@ -33,9 +33,9 @@ class EvaluationAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes n
 
     empty_words = "No evaluations yet. Start a sweep, a calibration or a comparison from a published version's page."
     list_display = ("__str__", "kind", "of_model", "created_by", "created_at")
-    list_filter = ("kind", "version__profile__model", ("created_by", admin.RelatedOnlyFieldListFilter))
-    list_select_related = ("version__profile__model", "other__profile", "created_by")
-    search_fields = ("version__profile__name",)
+    list_filter = ("kind", "model", ("created_by", admin.RelatedOnlyFieldListFilter))
+    list_select_related = ("model", "version__profile", "profile", "other__profile", "created_by")
+    search_fields = ("version__profile__name", "profile__name")
     fieldsets = (
         (None, {"fields": ("of_version", "created_by", "created_at", "of_job", "files")}),
         ("Report", {"fields": ("report",), "classes": ("evaluation-report",)}),
@@ -84,7 +84,7 @@ class EvaluationAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes n
         if evaluation is None or ending not in FILES:
             raise Http404
         kind, make = FILES[ending]
-        name = f"{evaluation.kind}-{str(evaluation.version).replace('@', '-')}-{evaluation.pk}.{ending}"
+        name = f"{evaluation.kind}-{evaluation.subject.replace('@', '-').replace(' ', '-')}-{evaluation.pk}.{ending}"
         answer = HttpResponse(make(evaluation), content_type=f"{kind}; charset=utf-8")
         answer.headers["Content-Disposition"] = f'attachment; filename="{name}"'
         answer.headers["X-Content-Type-Options"] = "nosniff"
@@ -107,14 +107,19 @@ class EvaluationAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes n
         self.message_user(request, f'Applied to draft "{profile}". Publish to use it.', messages.SUCCESS)
         return HttpResponseRedirect(reverse("admin:steering_steeringprofile_change", args=[profile.pk]))
 
-    @admin.display(description="model", ordering="version__profile__model")
+    @admin.display(description="model", ordering="model")
     def of_model(self, evaluation: Evaluation) -> str:
-        return str(evaluation.version.profile.model)
+        return str(evaluation.model)
 
     @admin.display(description="version")
-    def of_version(self, evaluation: Evaluation) -> SafeString:
-        url = reverse("admin:steering_profileversion_change", args=[evaluation.version_id])
-        return format_html('<a href="{}">{}</a>', url, evaluation.version)
+    def of_version(self, evaluation: Evaluation) -> str | SafeString:
+        if evaluation.version_id is not None:
+            url = reverse("admin:steering_profileversion_change", args=[evaluation.version_id])
+        elif evaluation.profile_id is not None:
+            url = reverse("admin:steering_steeringprofile_change", args=[evaluation.profile_id])
+        else:
+            return evaluation.subject
+        return format_html('<a href="{}">{}</a>', url, evaluation.subject)
 
     @admin.display(description="job", empty_value="deleted")
     def of_job(self, evaluation: Evaluation) -> SafeString | None:

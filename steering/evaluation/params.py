@@ -9,7 +9,7 @@ from typing import Any
 
 from steering.corpora.prompt_sets import neutral_prompts
 from steering.errors import EvaluationError
-from steering.evaluation.runner import Sampling
+from steering.evaluation.runner import Sampling, UnpublishedEdits
 from steering.spec.factor import MAX_FACTOR
 from steering.spec.units import STRONG_PUSH
 
@@ -98,7 +98,7 @@ DEFAULT_CONTROLS = Controls(random_directions=8, random_features=1, off_target=T
 class SweepParams:
     """A sweep. ``factors`` multiply the version's strengths; ``words`` signal the concept and are counted."""
 
-    version: int
+    version: int | UnpublishedEdits
     texts: Texts = field(default_factory=Texts)
     factors: tuple[float, ...] = FACTORS
     words: tuple[str, ...] = ()
@@ -125,7 +125,7 @@ class SweepParams:
 class CalibrationParams:
     """A calibration. ``target`` is in nats per token, ``push_cap`` a fraction of the residual norm."""
 
-    version: int
+    version: int | UnpublishedEdits
     texts: Texts = field(default_factory=Texts)
     target: float = TARGETS["medium"]
     push_cap: float = STRONG_PUSH
@@ -139,7 +139,7 @@ class CalibrationParams:
 class ComparisonParams:
     """A comparison; ``other`` None compares with no steering."""
 
-    version: int
+    version: int | UnpublishedEdits
     other: int | None = None
     texts: Texts = field(default_factory=Texts)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from inference.client import (
     TokensEvent,
     get_client,
 )
+from inference.models import LanguageModel
 from inference.registry.model_card import ModelCard
 from inference.registry.registry import get_registry
 from inference.runs import JOB_PRIORITY, Run, SequenceFailedError
@@ -30,10 +31,10 @@ from inference.text.chat_template import ChatTemplateError
 from inference.text.dialects.dialect import answer_segment_rules
 from inference.text.model_text import thinking_state
 from steering.errors import EvaluationError, ScopeNotSupportedError
-from steering.models import ProfileVersion
+from steering.models import SAE, ProfileVersion
 from steering.profiles.compilation import get_compiler
 from steering.profiles.resolver import check_scopes, get_resolver
-from steering.profiles.snapshot import version_of
+from steering.profiles.snapshot import source_of, version_of
 from steering.spec.edit import EditSpec, FeatureTarget
 from steering.spec.factor import combined_pushes, largest_push, with_factor
 from steering.spec.parsing import parse_edits
@@ -303,20 +304,53 @@ def _compared(found: Iterable[Iterable[Event]]) -> AnswerComparison:
 
 
 @dataclass(frozen=True)
-class EvaluatedVersion:
-    """The version under evaluation: its edits at other strengths, and the feature that it steers."""
+class UnpublishedEdits:
+    """Edits to evaluate that were not published, as JSON of a version: the draft of a ``profile``, or edits of a
+    request. ``model`` and ``profile`` are primary keys.
+    """
 
-    pk: int
+    model: int
+    label: str
+    edits: Any
+    profile: int | None = None
+
+
+@dataclass(frozen=True)
+class EvaluatedVersion:
+    """The version or draft under evaluation: its edits at other strengths, and the feature that it steers."""
+
     model: str
     published: PublishedVersion
     edits: tuple[EditSpec, ...]
 
     @classmethod
-    def find(cls, pk: int) -> EvaluatedVersion:
-        row = ProfileVersion.objects.select_related("profile__model").prefetch_related("saes").filter(pk=pk).first()
+    def find(cls, target: int | UnpublishedEdits | Mapping[str, Any]) -> EvaluatedVersion:
+        """Return the version with this primary key, or unpublished edits; a mapping is theirs in a job's parameters.
+
+        Raise EvaluationError if the version or an SAE does not exist.
+        """
+        if isinstance(target, Mapping):
+            target = UnpublishedEdits(**target)
+        if isinstance(target, UnpublishedEdits):
+            return cls._unpublished(target)
+        row = ProfileVersion.objects.select_related("profile__model").prefetch_related("saes").filter(pk=target).first()
         if row is None:
-            raise EvaluationError(f"The profile version with the id {pk} does not exist.")
-        return cls(row.pk, row.profile.model.name, version_of(row), parse_edits(row.edits))
+            raise EvaluationError(f"The profile version with the id {target} does not exist.")
+        return cls(row.profile.model.name, version_of(row), parse_edits(row.edits))
+
+    @classmethod
+    def _unpublished(cls, target: UnpublishedEdits) -> EvaluatedVersion:
+        model = LanguageModel.objects.filter(pk=target.model).first()
+        if model is None:
+            raise EvaluationError(f"The model of {target.label} does not exist any more.")
+        edits = parse_edits(target.edits)
+        needed = {sae.checksum: sae.name for edit in edits for sae in edit.saes}
+        rows = {sae.checksum: sae for sae in SAE.objects.filter(model=model, checksum__in=needed)}
+        if missing := sorted(needed.keys() - rows.keys()):
+            raise EvaluationError(f"The SAE {needed[missing[0]]} of {target.label} does not exist any more.")
+        sources = tuple(source_of(rows[checksum]) for checksum in sorted(rows))
+        published = PublishedVersion(target.label, 0, fingerprint(edits), edits_to_json(edits), sources)
+        return cls(model.name, published, edits)
 
     def at(self, factor: float) -> PublishedVersion:
         """Return the version with its strengths multiplied by a factor."""

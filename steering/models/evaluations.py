@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.conf import settings
 from django.db import models
 from django.db.models.functions import Now
 
+from inference.models import LanguageModel
 from jobs.models import Job
 
 
 class Evaluation(models.Model):
-    """The report of an evaluation job. It outlives the job's row."""
+    """The report of an evaluation job. It outlives the job's row.
+
+    It is of a published ``version``, or of ``edits`` that were not published: the draft of a ``profile``, or edits sent
+    with the request.
+    """
 
     class Kind(models.TextChoices):
         SWEEP = "sweep"
@@ -18,7 +25,19 @@ class Evaluation(models.Model):
         COMPARISON = "comparison"
 
     kind = models.CharField(max_length=20, choices=Kind)
-    version = models.ForeignKey("steering.ProfileVersion", on_delete=models.PROTECT, related_name="evaluations")
+    model = models.ForeignKey(LanguageModel, on_delete=models.CASCADE, related_name="evaluations")
+    version = models.ForeignKey(
+        "steering.ProfileVersion", null=True, blank=True, on_delete=models.PROTECT, related_name="evaluations"
+    )
+    profile = models.ForeignKey(
+        "steering.SteeringProfile",
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="draft_evaluations",
+        help_text="The profile whose draft was evaluated.",
+    )
+    edits = models.JSONField(null=True, blank=True, help_text="The edits, as they were, if they were not published.")
     other = models.ForeignKey(
         "steering.ProfileVersion",
         null=True,
@@ -36,5 +55,18 @@ class Evaluation(models.Model):
         ordering = ("-created_at", "-pk")
 
     def __str__(self) -> str:
-        subject = f"{self.version} and {self.other or 'no profile'}" if self.kind == "comparison" else str(self.version)
-        return f"{self.get_kind_display()} of {subject}"
+        compared = f" and {self.other or 'no profile'}" if self.kind == "comparison" else ""
+        return f"{self.get_kind_display()} of {self.subject}{compared}"
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Save the row. The model of a version's evaluation is that of the version."""
+        if self.version is not None:
+            self.model_id = self.version.profile.model_id
+        super().save(*args, **kwargs)
+
+    @property
+    def subject(self) -> str:
+        """``name@number`` of the version, ``name@draft``, or "inline edits"."""
+        if self.version is not None:
+            return str(self.version)
+        return "inline edits" if self.profile is None else f"{self.profile}@draft"

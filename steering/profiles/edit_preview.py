@@ -145,7 +145,7 @@ def _calibrated(profile: SteeringProfile) -> dict[object, CalibratedStrength]:
     """Return the strengths that the profile's newest calibration proposes, by edit."""
     rows = Evaluation.objects.filter(version__profile=profile, kind=Evaluation.Kind.CALIBRATION)
     evaluation = rows.select_related("version__profile").first()
-    if evaluation is None:
+    if evaluation is None or evaluation.version is None:
         return {}
     proposal = evaluation.result["proposal"]
     reached = f"{proposal['kl']:.2g} nats per token" if proposal["kl"] is not None else "the closest to its target"

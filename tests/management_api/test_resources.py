@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.db import connection
@@ -18,12 +19,17 @@ from inference.client import ENGINE_CLIENT, LocalEngineClient
 from inference.models import LanguageModel
 from inference.registry.registry import MODEL_REGISTRY, ModelRegistry
 from jobs.models import Job, JobLine
+from jobs.running_job import RunningJob
 from openai_api.keys.authentication import find_key, load_keys
 from openai_api.models import ApiKey, LogAccess, RequestLog
 from steering import services
 from steering.effects.recipe import EffectResult
 from steering.effects.store import store_effects
+from steering.evaluation.runner import EvaluatedVersion
+from steering.evaluation.services import keep_evaluation
 from steering.models import SAE, Evaluation, Feature, ProfileVersion, SteeringProfile
+from steering.profiles.drafts import draft_edits
+from steering.spec.rendering import edits_to_json
 from tests.inference.fakes import FakeLoop
 from tests.management_api.conftest import Api, api_of, make_user, refusal
 from tests.steering.sae_files import write_sae
@@ -32,6 +38,10 @@ from tests.steering.sae_files import write_sae
 @pytest.fixture
 def version(profile: SteeringProfile) -> ProfileVersion:
     return services.publish_profile(profile=profile)
+
+
+def running(job: Job) -> RunningJob:
+    return RunningJob(job.pk, uuid4(), job.params, job.owner_id)
 
 
 class TestProfiles:
@@ -441,6 +451,68 @@ class TestEvaluations:
         assert job.kind == f"steering.{act}"
         assert (job.params["version"], job.params["texts"]["prompts"]) == (version.pk, ["Hello."])
         assert job.owner == researcher_api.user
+
+    @pytest.mark.parametrize("kind", ["sweep", "calibration", "comparison"])
+    def test_of_a_draft(self, kind: str, researcher_api: Api, profile: SteeringProfile):
+        body = {"kind": kind, "draft": profile.pk, "prompts": ["Hello."]}
+        assert researcher_api.post("evaluations", body).status_code == 202
+        job = Job.objects.get()
+        edits = edits_to_json(draft_edits(profile))
+        assert job.params["version"] == {
+            "model": profile.model_id,
+            "label": "gloomy@draft",
+            "edits": edits,
+            "profile": profile.pk,
+        }
+
+        keep_evaluation(kind, running(job), {"proposal": {"factor": 0.5, "kl": 0.3}})
+        (row,) = researcher_api.found("evaluations", profile=profile.pk)
+        report = researcher_api.get(f"evaluations/{row['id']}").json()
+        assert (report["version"], report["profile"], report["model"]) == (None, profile.pk, profile.model_id)
+        assert report["edits"] == edits
+        used = researcher_api.post(f"evaluations/{row['id']}/use")
+        assert used.status_code == (200 if kind == "calibration" else 400)
+
+    def test_of_inline_edits(self, researcher_api: Api, admin_api: Api, model: LanguageModel, feature: Feature):
+        edits = [{"index": feature.index, "strength": 0.5}]
+        body = {"kind": "sweep", "edits": edits, "model": model.pk, "strengths": [1.0]}
+        assert researcher_api.post("evaluations", body).status_code == 202
+        job = Job.objects.get()
+        assert job.params["version"]["label"] == "inline"
+        assert EvaluatedVersion.find(job.params["version"]).published.saes[0].checksum == feature.sae.checksum
+
+        keep_evaluation("calibration", running(job), {"proposal": {"factor": 0.5, "kl": 0.3}})
+        (row,) = researcher_api.found("evaluations", model=model.pk)
+        assert refusal(researcher_api.post(f"evaluations/{row['id']}/use"))[0] == 400
+        assert len(admin_api.found("evaluations")) == 1
+        stranger = api_of(make_user("sam", "Researchers"))
+        assert stranger.found("evaluations") == []
+
+    @pytest.mark.parametrize(
+        ("body", "param"),
+        [
+            ({}, "kind"),
+            ({"kind": "guess"}, "kind"),
+            ({"kind": "sweep"}, "version"),
+            ({"kind": "sweep", "version": 10**9}, "version"),
+            ({"kind": "sweep", "draft": "gloomy"}, "draft"),
+            ({"kind": "sweep", "edits": []}, "edits"),
+            ({"kind": "sweep", "edits": [{"index": 3}]}, "model"),
+            ({"kind": "sweep", "edits": [{"index": 10**6}], "model": "MODEL"}, "edits[0].index"),
+            ({"kind": "sweep", "edits": [{"index": 3, "strength": "1"}], "model": "MODEL"}, "edits[0].strength"),
+            ({"kind": "sweep", "edits": [{"index": 3}], "model": "MODEL", "target": 0.5}, "target"),
+            ({"kind": "calibration", "edits": [{"index": 3}], "model": "MODEL", "other": 3}, "other"),
+            ({"kind": "calibration", "draft": "PROFILE", "model": "MODEL"}, "model"),
+            ({"kind": "comparison", "draft": "PROFILE", "edits": [{"index": 3}], "model": "MODEL"}, "edits"),
+            ({"kind": "sweep", "draft": "PROFILE", "prompts": []}, None),
+        ],
+    )
+    def test_refused(self, body: Any, param: str | None, researcher_api: Api, profile: SteeringProfile):
+        names = {"MODEL": profile.model_id, "PROFILE": profile.pk}
+        body = {name: names.get(value, value) if isinstance(value, str) else value for name, value in body.items()}
+        status, _, found = refusal(researcher_api.post("evaluations", body))
+        assert (status in {400, 404}, found) == (True, param)
+        assert not Job.objects.exists()
 
     def test_reports(self, researcher_api: Api, version: ProfileVersion):
         report = Evaluation.objects.create(kind="sweep", version=version, result={"rows": [1, 2]})

@@ -36,7 +36,7 @@ from steering.evaluation.runner import (
     Sampling,
     Speaker,
 )
-from steering.evaluation.services import create_evaluation, use_calibration
+from steering.evaluation.services import create_evaluation, draft_target, use_calibration
 from steering.evaluation.sweep import read_params as read_sweep
 from steering.models import Evaluation
 from steering.profiles.compilation import get_compiler
@@ -315,3 +315,19 @@ def test_params_survive_the_database() -> None:
         (ComparisonParams(1, 2, SHORT), read_comparison),
     ):
         assert read(json.loads(json.dumps(asdict(params)))) == params
+
+
+def test_a_draft_is_evaluated_like_the_version_with_its_edits(demo: None) -> None:
+    of = version("gloomy")
+    target = draft_target(profile=of.profile)
+    job = run(create_evaluation(params=ComparisonParams(target, of.pk, SHORT)))
+
+    report = Evaluation.objects.get(pk=job.result["evaluation"])
+    assert (report.subject, report.version, report.edits) == ("gloomy@draft", None, target.edits)
+    assert report.result["version"] == "gloomy@draft"
+    assert report.result["kl"] == pytest.approx([0.0, 0.0], abs=1e-6)
+    texts = [
+        ["".join(piece for piece, _ in answer["pieces"]) for answer in pair["answers"]]
+        for pair in report.result["pairs"]
+    ]
+    assert all(one == other and one for one, other in texts)

@@ -7,7 +7,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('steering', '0019_reword_help_texts'),
+        ('steering', '0020_feature_effects'),
     ]
 
     operations = [
