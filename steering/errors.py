@@ -99,11 +99,11 @@ class SAENotMeasuredError(SteeringError):
 
 
 class EffectNotMeasuredError(SteeringError):
-    """The strength `auto` needs a measured effect of the feature."""
+    """The effect of the feature was not measured."""
 
-    status = 409
+    status = 404
     code = "effect_not_measured"
-    param = "strength"
+    param = "index"
 
 
 class PolicyConflictError(SteeringError):

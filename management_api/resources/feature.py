@@ -115,7 +115,7 @@ class Features(Resource):
         feature = self.get_object()
         found = FeatureEffect.objects.filter(feature=feature).select_related("feature").first()
         if found is None:
-            raise EffectNotMeasuredError(not_measured(feature), status=404, param="feature")
+            raise EffectNotMeasuredError(not_measured(feature))
         return Response(EffectOut(found).data)
 
     @described(request=LabelInput)

@@ -25,7 +25,7 @@ from openai_api.backend import get_backend
 from openai_api.generation.activations import find_loaded_sae, read_of
 from openai_api.generation.run import collect_events
 from openai_api.generation.sampling import check_token_ids
-from openai_api.generation.stats import GenerationStats, steering_body
+from openai_api.generation.stats import GenerationStats, millm_body
 from openai_api.generation.target import Target, resolve_target
 from openai_api.generation.token_text import finite
 from openai_api.http.call import Call
@@ -158,10 +158,4 @@ async def _run(
 def _millm(target: Target, stats: GenerationStats) -> MillmBody | None:
     if target.profile is None:
         return None
-    return {
-        "profile": target.profile.label or None,
-        "fingerprint": target.profile.fingerprint,
-        "policies": list(target.profile.policies),
-        "intensity": target.profile.intensity,
-        "steering": steering_body(stats.receipts),
-    }
+    return millm_body(target.profile, stats.receipts)

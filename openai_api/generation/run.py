@@ -22,7 +22,7 @@ from inference.client import (
 from inference.runs import Run, SequenceFailedError
 from inference.segments import ANSWER_ONLY, SegmentRules
 from openai_api.backend import get_backend
-from openai_api.generation.stats import GenerationStats, steering_body
+from openai_api.generation.stats import GenerationStats, millm_body
 from openai_api.generation.target import Target
 from openai_api.generation.token_record import TokenRecord
 from openai_api.http.call import Call
@@ -172,13 +172,7 @@ class Generation:
         """Return which profile was applied, for the end of the response."""
         if self.target.profile is None:
             return None
-        return {
-            "profile": self.target.profile.label or None,
-            "fingerprint": self.target.profile.fingerprint,
-            "policies": list(self.target.profile.policies),
-            "intensity": self.target.profile.intensity,
-            "steering": steering_body(self.stats.receipts),
-        }
+        return millm_body(self.target.profile, self.stats.receipts)
 
     def _note(self, event: Event) -> None:
         self.stats.note(event)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from inference.client import Event, FailedEvent, FinishedEvent, SiteEffect, SteeringReceipt, TokensEvent, Usage
 from openai_api.request_log.entry import Outcome
-from openai_api.schemas.bodies import SiteEffectBody, SteeringBody, UsageBody
+from openai_api.schemas.bodies import MillmBody, SiteEffectBody, SteeringBody, UsageBody
+from steering.profiles.resolver import ResolvedProfile
 
 
 def steering_body(receipts: Sequence[SteeringReceipt]) -> SteeringBody:
@@ -28,6 +29,22 @@ def steering_body(receipts: Sequence[SteeringReceipt]) -> SteeringBody:
     inert = receipts[0].inert if receipts else ()
     if inert:
         body["without_effect"] = [{"edit": one.number, "reason": one.reason} for one in inert]
+    return body
+
+
+def millm_body(profile: ResolvedProfile, receipts: Sequence[SteeringReceipt]) -> MillmBody:
+    """Build the report of what steered a request, for the end of its response."""
+    body: MillmBody = {
+        "profile": profile.label or None,
+        "fingerprint": profile.fingerprint,
+        "policies": list(profile.policies),
+        "intensity": profile.intensity,
+        "steering": steering_body(receipts),
+    }
+    if profile.auto:
+        body["auto_strengths"] = [
+            {"edit": one.edit, "strength": one.strength, "unit": one.unit} for one in profile.auto
+        ]
     return body
 
 

@@ -84,10 +84,19 @@ class ActivationsBody(TypedDict):
     activations: list[TokenActivationsBody]
 
 
+class AutoStrengthBody(TypedDict):
+    """The number that the strength `auto` of an inline edit stood for; ``edit`` is its position, from 0."""
+
+    edit: int
+    strength: float
+    unit: str
+
+
 class MillmBody(TypedDict):
     """The steering that was applied, with the number of layer applications expected and made.
 
     ``profile``: name@version, `inline` for inline edits, or null if only the server's ``policies`` applied.
+    ``auto_strengths``: present if inline edits had the strength `auto`.
     """
 
     profile: str | None
@@ -95,6 +104,7 @@ class MillmBody(TypedDict):
     policies: list[str]
     intensity: float
     steering: SteeringBody
+    auto_strengths: NotRequired[list[AutoStrengthBody]]
     activations: NotRequired[list[TokenActivationsBody]]
 
 

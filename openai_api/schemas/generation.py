@@ -20,7 +20,9 @@ class SteeredSchema(RequestSchema):
         None, min_length=1, max_length=200, description="Steering profile: name, name@version, or null for none."
     )
     steering: dict[str, Any] | None = Field(
-        None, description="Inline edits in place of a profile: {`features`: [{`sae`, `index`, ...}]}."
+        None,
+        description="Inline edits in place of a profile: {`features`: [{`sae`, `index`, `strength`, ...}]}; "
+        "`strength` may be `auto`, the calibrated strength.",
     )
     steering_intensity: float | None = Field(
         None, ge=0, le=MAX_INTENSITY, description="Factor for all strengths: 1 is unchanged, 0 turns steering off."

@@ -25,7 +25,7 @@ from steering.features.search import FeatureQuerySet
 from steering.models import SAE, Feature
 from steering.profiles.compilation import get_compiler
 from steering.profiles.drafts import feature_target
-from steering.profiles.snapshot import source_of
+from steering.profiles.snapshot import registered_saes, source_of
 
 if TYPE_CHECKING:
     from jobs.running_job import RunningJob
@@ -82,6 +82,7 @@ def run_effects(job: RunningJob) -> dict[str, Any]:
             results = runner.run(probe.measure(features))
             store_effects(sae=sae, results=results, recipe=recipe_text(recipe), measured_at=timezone.now())
             num_done += len(rows)
+    registered_saes.invalidate()  # edits of requests with the strength "auto" are cached there
     job.progress(num_done, total, "Measuring features")
     return {"sae": sae.pk, "measured": num_done - num_before, "skipped": sae.d_sae - num_done + num_before}
 

@@ -24,6 +24,7 @@ from django.utils import timezone
 from steering.effects.recipe import VERSION, EffectRecipe, EffectResult, Sample
 from steering.features.label_files import MAX_PROBLEMS, read_records
 from steering.models import SAE, Feature, FeatureEffect
+from steering.profiles.snapshot import registered_saes
 from steering.spec.errors import InvalidSpecError, Problem
 from steering.spec.fields import Fields
 from steering.spec.units import MAX_PUSH, MAX_STRENGTH
@@ -128,7 +129,9 @@ def import_effects_file(sae: SAE, file: IO[bytes], name: str) -> int:
     if header is None or problems:
         raise InvalidSpecError(problems)
     now = timezone.now()
-    return store_effects(sae=sae, results=results.values(), recipe=header[0], measured_at=now, is_imported=True)
+    count = store_effects(sae=sae, results=results.values(), recipe=header[0], measured_at=now, is_imported=True)
+    registered_saes.invalidate()  # edits of requests with the strength "auto" are cached there
+    return count
 
 
 def _lines(sae: SAE, rows: Sequence[FeatureEffect]) -> Iterator[dict[str, Any]]:

@@ -49,6 +49,11 @@ class SteerForm(forms.Form):
         operation.choices = [(name, labels[name]) for name in names]
         unit = "× max activation" if feature.max_activation else "raw"
         self.fields["strength"].help_text = f'{unit}; for "scale by", a factor'
+        effect = getattr(feature, "effect", None)
+        if effect is not None and effect.strength:
+            calibrated = effect.in_max_act or effect.strength
+            self.fields["strength"].initial = float(f"{calibrated:.3g}")
+            self.fields["strength"].help_text += f"; {calibrated:.3g} is the calibrated strength"
 
     def clean(self) -> dict[str, Any]:
         data = super().clean() or self.cleaned_data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from django.db import models
@@ -11,6 +12,12 @@ from steering.models.saes import SAE, Feature
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
+
+
+FELT_KL = 0.1  # nats per token: hard to notice below
+BREAKING_KL = 1.0  # texts have little in common above
+BREAKING_FLUENCY = 2.0
+_POWERS = (1.0, 4.0)
 
 
 class FeatureEffect(models.Model):
@@ -47,6 +54,44 @@ class FeatureEffect(models.Model):
         """The calibrated strength in max activations of the feature; None if that number is unknown."""
         return self.strength / self.feature.max_activation if self.feature.max_activation else None
 
+    def in_unit(self, unit: str) -> float | None:
+        """Return the calibrated strength in a unit of strengths; None if the unit's scale is unknown."""
+        if unit == "raw":
+            return self.strength
+        if unit == "max_act":
+            return self.in_max_act
+        norm, length = self.sae.reference_norm, self.feature.decoder_norm
+        return self.strength * length / norm if norm and length else None
+
+    @property
+    def levels(self) -> tuple[float, float] | None:
+        """The relative sizes at which the effect becomes visible and at which text likely breaks; None if unknown.
+
+        The divergence is 0.1 nats per token at the first and 1 at the second, extrapolated as a power of the strength.
+        If samples are less than half as plausible at the calibrated strength, text breaks there.
+        """
+        if not (self.curve and self.strength and self.push):
+            return None
+        per_raw = self.push / self.strength
+        points = sorted((raw, kl) for raw, kl in self.curve if raw > 0 and kl > 0)
+        if not points:
+            return None
+        felt, strong = (_strength_at(kl, points) * per_raw for kl in (FELT_KL, BREAKING_KL))
+        if self.fluency is not None and self.fluency > BREAKING_FLUENCY:
+            strong = min(strong, self.push)
+        return min(felt, strong), strong
+
     @property
     def sample_pairs(self) -> list[Mapping[str, Any]]:
         return [sample for sample in self.samples if sample.get("after")]
+
+
+def _strength_at(kl: float, points: list[tuple[float, float]]) -> float:
+    """Return the strength with a divergence, from the measured points around it or nearest to it."""
+    above = next((number for number, point in enumerate(points) if point[1] >= kl), len(points) - 1)
+    high = points[max(above, min(1, len(points) - 1))]
+    low = points[max(above, 1) - 1]
+    power = 2.0
+    if high[0] > low[0] and high[1] > low[1]:
+        power = math.log(high[1] / low[1]) / math.log(high[0] / low[0])
+    return high[0] * math.pow(kl / high[1], 1 / min(max(power, _POWERS[0]), _POWERS[1]))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from steering.models import Evaluation, FeatureEdit, SteeringProfile
+from steering.models import Evaluation, FeatureEdit, FeatureEffect, SteeringProfile
 from steering.profiles.display import coefficient_text
 from steering.profiles.draft_form import DraftCard
 from steering.profiles.drafts import edit_of
@@ -29,7 +29,8 @@ class StrengthScale:
     """The scale of a strength slider.
 
     ``raw_per_one`` is the raw value of strength 1. ``points`` are strengths in ascending order with their relative
-    sizes, linear in between; empty if the size is unknown.
+    sizes, linear in between; empty if the size is unknown. ``levels`` are the relative sizes from which the edit is
+    strong and likely breaks text, if the feature's effect was measured.
     """
 
     low: float
@@ -37,6 +38,7 @@ class StrengthScale:
     step: float
     raw_per_one: float
     points: tuple[tuple[float, float], ...]
+    levels: tuple[float, float] | None = None
 
 
 def strength_scale(edit: EditSpec) -> StrengthScale | None:
@@ -130,9 +132,27 @@ def _outcome(card: DraftCard, calibrated: Mapping[object, CalibratedStrength]) -
         return EditPreview(prefix, problem=error.problems[0].message)
     except MissingScaleError as error:
         return EditPreview(prefix, problem=str(error))
-    return EditPreview(
-        prefix, words, coefficient, push, strength_scale(edit), calibrated.get(_key(edit)), _warning(card.row)
-    )
+    effect = _effect(card.row) if edit.operation == "add" else None
+    scale = strength_scale(edit)
+    if scale is not None and effect is not None:
+        scale = replace(scale, levels=effect.levels)
+    found = calibrated.get(_key(edit)) or _measured(effect, edit)
+    return EditPreview(prefix, words, coefficient, push, scale, found, _warning(card.row))
+
+
+def _effect(row: FeatureEdit) -> FeatureEffect | None:
+    return None if row.feature_id is None else FeatureEffect.objects.filter(feature_id=row.feature_id).first()
+
+
+def _measured(effect: FeatureEffect | None, edit: EditSpec) -> CalibratedStrength | None:
+    """Return the calibrated strength of the edit's feature, in the unit of the edit."""
+    strength = effect.in_unit(edit.unit) if effect is not None and effect.strength else None
+    if effect is None or strength is None:
+        return None
+    words = f"Calibrated strength {strength:.3g}: moves the output by {effect.kl:.2g} nats per token"
+    if effect.fluency is not None:
+        words += f", perplexity × {effect.fluency:.2g}"
+    return CalibratedStrength(float(f"{strength:.4g}"), f"{words}{', at the cap' if effect.is_capped else ''}.")
 
 
 def _warning(row: FeatureEdit) -> str:

@@ -18,6 +18,7 @@ from inference.models import LanguageModel
 from inference.steering_refs import PublishedVersion
 from steering.errors import InlineSteeringError
 from steering.models import SAE, Feature
+from steering.profiles.auto_strength import with_auto_strengths
 from steering.profiles.drafts import feature_target
 from steering.profiles.snapshot import registered_saes, source_of
 from steering.spec.edit import EditSpec, FeatureTarget
@@ -106,9 +107,8 @@ def _features(value: object) -> list[Any]:
 def _parse(items: list[Any], model_name: str, saes: Mapping[str, SAE]) -> tuple[EditSpec, ...]:
     places = [_place(item, f"edits[{number}]", model_name, saes) for number, item in enumerate(items)]
     targets = feature_targets([place for place in places if place is not None])
-    edits = parse_edits(
-        [with_request_defaults(_edit(item, place, targets)) for item, place in zip(items, places, strict=True)]
-    )
+    full = with_auto_strengths([_edit(item, place, targets) for item, place in zip(items, places, strict=True)])
+    edits = parse_edits([with_request_defaults(edit) for edit in full])
     problems = [
         Problem(
             f"edits[{number}].strength",
@@ -199,7 +199,8 @@ def read_short_edits(model: LanguageModel, items: Sequence[Any]) -> tuple[EditSp
     saes = {sae.name: sae for sae in SAE.objects.filter(model=model)}
     full = [_with_places(item, f"edits[{number}]", model.name, saes) for number, item in enumerate(items)]
     targets = feature_targets([place for edit in full for place in _places_in(edit)])
-    return parse_edits([with_request_defaults(_filled(edit, targets)) for edit in full])
+    filled = with_auto_strengths([_filled(edit, targets) for edit in full])
+    return parse_edits([with_request_defaults(edit) for edit in filled])
 
 
 def _with_places(item: Any, path: str, model_name: str, saes: dict[str, SAE]) -> Any:

@@ -18,6 +18,7 @@ from steering.errors import (
     ProfileNotFoundError,
     ScopeNotSupportedError,
 )
+from steering.profiles.auto_strength import AutoStrength, auto_strengths
 from steering.profiles.inline_edits import find_inline, read_inline
 from steering.profiles.snapshot import PublishedProfiles, published_profiles
 
@@ -47,6 +48,7 @@ class ResolvedProfile:
     """Everything that steers a request, compiled on the engine's side.
 
     ``name`` is empty if only ``policies`` (name@number, in order) apply, and ``number`` is 0 for inline edits.
+    ``auto``: the numbers that strengths "auto" of inline edits stood for.
     """
 
     name: str
@@ -54,6 +56,7 @@ class ResolvedProfile:
     steering: SteeringRef
     policies: tuple[str, ...] = ()
     intensity: float = 1.0
+    auto: tuple[AutoStrength, ...] = ()
 
     @property
     def fingerprint(self) -> str:
@@ -105,6 +108,7 @@ class ProfileResolver:
             steering,
             tuple(policy.label for policy in policies),
             intensity,
+            _auto(selection.inline, own),
         )
 
     async def compiled(self, version: PublishedVersion, *, special_token_ids: frozenset[int]) -> SteeringRef:
@@ -124,6 +128,12 @@ class ProfileResolver:
             known = await find_inline(pk, selection.inline)
             return known or await asyncio.to_thread(read_inline, pk, model, selection.inline)
         return None if selection.reference is None else find_version(profiles, pk, model, selection.reference)
+
+
+def _auto(inline: object, version: PublishedVersion | None) -> tuple[AutoStrength, ...]:
+    if version is None or not isinstance(inline, dict):
+        return ()
+    return auto_strengths(inline.get("features"), version.edits)
 
 
 def find_version(profiles: PublishedProfiles, model: int, model_name: str, reference: str) -> PublishedVersion:

@@ -229,7 +229,7 @@ class TestSAEs:
         assert refusal(researcher_api.post(f"saes/{sae.pk}/effects", {"target": 0})) == (400, "invalid_value", "target")
         assert refusal(researcher_api.post(f"saes/{other_sae.pk}/effects", {}))[:2] == (409, "sae_not_measured")
         feature = sae.features.get(index=0)
-        assert refusal(researcher_api.get(f"features/{feature.pk}/effect")) == (404, "effect_not_measured", "feature")
+        assert refusal(researcher_api.get(f"features/{feature.pk}/effect")) == (404, "effect_not_measured", "index")
         found = EffectResult(0, 2.0, 0.31, 0.4, is_capped=False, curve=((2.0, 0.31),))
         store_effects(sae=sae, results=[found], recipe="r", measured_at=timezone.now())
         shown = researcher_api.get(f"features/{feature.pk}/effect").json()

@@ -12,10 +12,13 @@ from django.core.exceptions import PermissionDenied
 from django.http import Http404
 from django.test import Client, RequestFactory
 from django.urls import reverse
+from django.utils import timezone
 
 from steering import services
+from steering.effects.recipe import EffectResult
+from steering.effects.store import store_effects
 from steering.errors import SAEUnavailableError
-from steering.models import SAE, Evaluation, Feature, FeatureEdit, SteeringProfile
+from steering.models import SAE, Evaluation, Feature, FeatureEdit, FeatureEffect, SteeringProfile
 from steering.profiles.draft_form import FieldProblem, InvalidDraftError, UnsavedDraft
 from steering.profiles.drafts import draft_edits
 from steering.spec.rendering import edits_to_json, fingerprint
@@ -195,6 +198,21 @@ class TestOutcomes:
         assert card["calibrated"]["strength"] == 0.75
         assert "gloomy@1" in card["calibrated"]["words"]
         assert outcomes(admin, profile, saved(profile, operation="clamp"))[0]["calibrated"] is None
+
+    def test_measured_effects_mark_the_slider(self, admin, profile, feature):
+        curve = ((1.0, 0.1), (2.0, 0.4))  # grows with the square
+        found = EffectResult(0, 2.0, 0.4, 0.2, is_capped=False, fluency=1.5, curve=curve)
+        store_effects(sae=feature.sae, results=[found], recipe="r", measured_at=timezone.now())
+        (card,) = outcomes(admin, profile, saved(profile))
+        assert card["calibrated"]["strength"] == 0.5, "of a max activation of 4"
+        assert "0.4 nats per token, perplexity × 1.5" in card["calibrated"]["words"]
+        assert card["scale"]["levels"] == [pytest.approx(0.1), pytest.approx(0.2 * 2.5**0.5)]
+        assert outcomes(admin, profile, saved(profile, unit="raw"))[0]["calibrated"]["strength"] == 2.0
+        (clamped,) = outcomes(admin, profile, saved(profile, operation="clamp"))
+        assert clamped["calibrated"] is clamped["scale"]["levels"] is None
+        FeatureEffect.objects.update(fluency=3.0)
+        (card,) = outcomes(admin, profile, saved(profile))
+        assert card["scale"]["levels"][1] == pytest.approx(0.2), "its text breaks at the calibrated strength"
 
     def test_it_takes_a_post_by_who_may_change_the_profile(self, admin: Client, profile: SteeringProfile):
         url = reverse("admin:steering_steeringprofile_outcomes", args=[profile.pk])

@@ -9,8 +9,11 @@ from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
+from django.utils import timezone
 
 from steering import services
+from steering.effects.recipe import EffectResult
+from steering.effects.store import store_effects
 from steering.errors import InvalidProfileError
 from steering.features.drawing import example_rows, histogram_picture
 from steering.features.services import steer_with_feature
@@ -120,6 +123,14 @@ class TestSteer:
         assert profile.owner == User.objects.get(username="admin")
         (edit,) = draft_edits(profile)
         assert (edit.operation, edit.strength, edit.unit) == ("add", 0.5, "max_act")
+
+    @pytest.mark.parametrize(("index", "shown"), [(0, "0.5"), (30, "2.0")], ids=["max act", "raw"])
+    def test_starts_at_the_calibrated_strength(self, admin, sae, index, shown):
+        found = EffectResult(index, 2.0, 0.3, 0.2, is_capped=False)
+        store_effects(sae=sae, results=[found], recipe="r", measured_at=timezone.now())
+        html = page(admin, CHANGE, sae.features.get(index=index).pk)
+        assert f'<input type="number" name="strength" value="{shown}"' in html
+        assert "is the calibrated strength" in html
 
     def test_adds_to_a_draft(self, admin, profile, sae):
         self.steer(admin, sae.features.get(index=1), profile=profile.pk, operation="ablate")

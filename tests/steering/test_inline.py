@@ -8,16 +8,21 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
+from openai_api.generation.stats import millm_body
 from steering import services
+from steering.effects.recipe import EffectResult
+from steering.effects.store import export_effects, import_effects, store_effects
 from steering.errors import InlineSteeringError
 from steering.features.label_import import import_labels
 from steering.features.labels import FeatureLabel, LabelSet
 from steering.features.services import label_feature
-from steering.models import SAE
+from steering.models import SAE, FeatureEffect
 from steering.profiles.inline_edits import find_inline, read_inline, read_short_edits
 from steering.profiles.resolver import SteeringSelection
 from steering.profiles.snapshot import MAX_RECENT, RecentVersions, registered_saes
+from steering.spec.errors import InvalidSpecError
 from steering.spec.parsing import parse_edits
 from tests.steering.resolving import local_resolver
 
@@ -140,3 +145,72 @@ def test_edits_of_the_management_api_cost_two_queries_however_many(sae, model):
         found = read_short_edits(model, items)
     assert len(found) == 8
     assert len(seen) == 2, "the model's SAEs, and their features"
+
+
+class TestAutoStrength:
+    @pytest.fixture
+    def measured(self, sae) -> SAE:
+        store_effects(
+            sae=sae,
+            results=[EffectResult(index, 3.0, 0.3, 0.4, is_capped=False) for index in (0, 30)],
+            recipe="r",
+            measured_at=timezone.now(),
+        )
+        registered_saes.invalidate()
+        return sae
+
+    def auto(self, *indices: int, **fields: Any) -> dict[str, Any]:
+        return {"features": [{"index": index, "strength": "auto", **fields} for index in indices]}
+
+    def strengths(self, sae: SAE, value: dict[str, Any]) -> list[tuple[float, str]]:
+        edits = parse_edits(read_inline(sae.model_id, "tiny", value).edits)
+        return [(edit.strength, edit.unit) for edit in edits]
+
+    def test_is_resolved_to_a_number(self, measured):
+        assert self.strengths(measured, self.auto(0, 30)) == [(0.75, "max_act"), (3.0, "raw")]
+        assert self.strengths(measured, self.auto(0, unit="raw")) == [(3.0, "raw")]
+        ((_, unit),) = self.strengths(measured, self.auto(0, unit="resid_norm"))
+        (edit,) = parse_edits(read_inline(measured.model_id, "tiny", self.auto(0, unit=unit)).edits)
+        assert edit.raw == pytest.approx(3.0, rel=1e-5)
+        (short,) = read_short_edits(measured.model, self.auto(0)["features"])
+        assert (short.strength, short.unit) == (0.75, "max_act")
+
+    def test_the_receipt_tells_the_number(self, measured):
+        value = {"features": [*edits(1)["features"], *self.auto(30)["features"]]}
+        selection = SteeringSelection(inline=value)
+        for _ in range(2):  # the second one is cached
+            found = async_to_sync(local_resolver().steer)("tiny", selection, special_token_ids=frozenset())
+            assert found is not None
+            assert [(one.edit, one.strength, one.unit) for one in found.auto] == [(1, 3.0, "raw")]
+            body = millm_body(found, [])
+            assert body["auto_strengths"] == [{"edit": 1, "strength": 3.0, "unit": "raw"}]
+
+    @pytest.mark.parametrize(
+        ("fields", "code", "message"),
+        [
+            ({"index": 1}, "effect_not_measured", "The effect of tiny-sae #1 was not measured"),
+            ({"index": 0, "operation": "clamp"}, "invalid_value", "calibrated strength of `add`"),
+            ({"index": 0, "unit": "miles"}, "invalid_value", "Expected one of"),
+            ({"index": 0, "strength": "automatic"}, "invalid_value", "Expected a number"),
+        ],
+    )
+    def test_refusals(self, measured, fields, code, message):
+        with pytest.raises(InlineSteeringError, match=message) as refused:
+            read_inline(measured.model_id, "tiny", {"features": [{"strength": "auto", **fields}]})
+        assert refused.value.code == code
+        assert refused.value.param.startswith("steering.features[0].")
+
+    def test_unstable_features_and_vectors(self, measured):
+        FeatureEffect.objects.update(strength=0.0)
+        with pytest.raises(InlineSteeringError, match="steering with it was unstable"):
+            read_inline(measured.model_id, "tiny", self.auto(0))
+        with pytest.raises(InvalidSpecError, match="calibrated strength of a feature"):
+            read_short_edits(measured.model, [{"vector": {"layer": 1, "values": [1.0]}, "strength": "auto"}])
+
+    def test_a_new_measurement_counts_at_once(self, measured, tmp_path):
+        assert self.strengths(measured, self.auto(0)) == [(0.75, "max_act")]
+        export_effects(measured, tmp_path / "effects.jsonl")
+        text = (tmp_path / "effects.jsonl").read_text().replace('"strength": 3.0', '"strength": 2.0')
+        (tmp_path / "effects.jsonl").write_text(text)
+        import_effects(measured, tmp_path / "effects.jsonl")
+        assert self.strengths(measured, self.auto(0)) == [(0.5, "max_act")]

@@ -16,7 +16,10 @@ class StrengthCard {
     this._number.closest(".form-row").after(this._root);
     this._slider.addEventListener("input", () => this._moved("input"));
     this._slider.addEventListener("change", () => this._moved("change"));
-    this._number.addEventListener("input", () => this._show());
+    this._number.addEventListener("input", (event) => {
+      this._isTouched ||= event.isTrusted;
+      this._show();
+    });
     this._root.querySelector("button").addEventListener("click", () => this._set(this._calibrated.strength));
   }
 
@@ -28,15 +31,33 @@ class StrengthCard {
     if (outcome.scale) this._stretch();
     this._say(outcome);
     this._show();
+    this._prefill();
+  }
+
+  // A new card starts at the feature's calibrated strength, once, unless the user has entered another one.
+  _prefill() {
+    const id = this._card.querySelector('input[name$="-id"]');
+    if (!this._calibrated || this._isTouched || id?.value || this._number.value !== this._number.defaultValue) return;
+    this._isTouched = true;
+    this._set(this._calibrated.strength);
+  }
+
+  // Measured for the feature, or the same for all.
+  _levelsHere() {
+    const measured = this._scale?.levels;
+    return measured ? { felt: measured[0], strong: measured[1] } : this._levels;
   }
 
   _stretch() {
     const { low, high, step, points } = this._scale;
     Object.assign(this._slider, { min: low, max: high, step });
-    const bands = bandsOf(points, this._levels);
+    const bands = bandsOf(points, this._levelsHere());
     const place = (strength) => (100 * (strength - low)) / (high - low);
     const stops = bands.map(({ from, to, level }) => `var(--push-${level}) ${place(from)}% ${place(to)}%`);
     this._root.querySelector(".strength-bands").style.background = stops.length ? `linear-gradient(to right, ${stops})` : "";
+    const zero = this._root.querySelector(".strength-zero");
+    zero.hidden = low >= 0;
+    zero.style.insetInlineStart = `${place(0)}%`;
     const mark = this._root.querySelector(".strength-mark");
     mark.hidden = !this._calibrated || this._calibrated.strength < low || this._calibrated.strength > high;
     if (!mark.hidden) mark.style.insetInlineStart = `${place(this._calibrated.strength)}%`;
@@ -66,7 +87,7 @@ class StrengthCard {
     }
     if (document.activeElement !== this._slider) this._slider.value = strength;
     const push = pushAt(this._scale.points, strength);
-    const level = push === null ? null : levelOf(push, this._levels);
+    const level = push === null ? null : levelOf(push, this._levelsHere());
     const words = level ? this._root.dataset[level] : "";
     const raw = `raw ${shown(strength * this._scale.raw_per_one)}`;
     const size = push === null ? "relative size unknown" : `relative size ${push.toFixed(2)}`;
@@ -87,7 +108,7 @@ class StrengthCard {
   _say({ words, coefficient, push, warning, problem }) {
     const alone = ":not(:has(.form-multiline))"; // a row of several fields has the classes of all of them
     const line = (name) => this._card.querySelector(`:is(.fieldBox.field-${name}, .form-row.field-${name}${alone}) .readonly`);
-    const isWarned = push !== null && push > this._levels.strong;
+    const isWarned = push !== null && push > this._levelsHere().strong;
     write(line("words"), words || "–");
     write(line("coefficient"), problem || coefficient || "–", Boolean(problem));
     write(line("push"), push === null ? (problem ? "–" : "unknown") : `${push.toFixed(2)}${isWarned ? " ⚠" : ""}`, isWarned);
