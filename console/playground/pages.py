@@ -23,6 +23,7 @@ from openai_api.http.endpoint import json_response
 from openai_api.http.errors import invalid
 from openai_api.http.json_body import read_json_object
 from openai_api.http.session_auth import refusal_response
+from steering.evaluation.headline import find_headlines
 from steering.features.admin import feature_url
 from steering.models import SAE, Feature, FeatureEdit, ProfileVersion, SteeringProfile
 from steering.profiles.inline_edits import read_inline
@@ -65,6 +66,7 @@ def _urls() -> dict[str, str]:
         "labels": reverse("admin:console_playground_labels"),
         "feature": reverse("admin:console_playground_feature"),
         "draft": reverse("admin:console_playground_draft"),
+        "recipe": reverse("admin:steering_evaluation_recipe"),
         "log": reverse("admin:index") + "openai_api/requestlog/",
     }
 
@@ -79,10 +81,24 @@ def _profiles(user: Any, model: LanguageModel) -> list[dict[str, Any]]:
     """Return unarchived profiles that the user can see, with their version numbers, latest first."""
     seen = visible_profiles(user).filter(model=model, archived_at=None).order_by().values("pk")
     numbers: dict[str, list[int]] = {}
+    fingerprints: dict[str, str] = {}
     rows = ProfileVersion.objects.filter(profile__in=seen).order_by("profile__name", "-number")
-    for name, number in rows.values_list("profile__name", "number"):
+    for name, number, fingerprint in rows.values_list("profile__name", "number", "fingerprint"):
         numbers.setdefault(name, []).append(number)
-    return [{"name": name, "versions": found[:VERSIONS]} for name, found in numbers.items()]
+        fingerprints[f"{name}@{number}"] = fingerprint
+    headlines = find_headlines(model, set(fingerprints.values()))
+    return [
+        {
+            "name": name,
+            "versions": found[:VERSIONS],
+            "headlines": {
+                number: str(headlines[fingerprints[f"{name}@{number}"]])
+                for number in found[:VERSIONS]
+                if fingerprints[f"{name}@{number}"] in headlines
+            },
+        }
+        for name, found in numbers.items()
+    ]
 
 
 PLAYGROUND = register_page(

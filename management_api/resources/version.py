@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
 from django.contrib.auth.models import User
 from django.db.models import QuerySet
@@ -14,6 +14,7 @@ from rest_framework.response import Response
 from management_api.resources.job import JobOut, job_started
 from management_api.serializers import Integer, Number, ReadSerializer, StrictInput, Text, VisibleRowField, described
 from management_api.viewset import Filters, Resource
+from steering.evaluation.headline import find_headlines
 from steering.evaluation.params import (
     DEFAULT_CONTROLS,
     FACTORS,
@@ -57,6 +58,26 @@ class VersionOut(ReadSerializer):
             "published_at",
             "edits",
         )
+
+
+class Headline(TypedDict):
+    """The headline KL: KL(base || steered) in nats per token, by a fixed recipe. ``kl`` is null if it is unstable."""
+
+    kl: float | None
+    low: float | None
+    high: float | None
+    recipe: str
+
+
+class VersionDetail(VersionOut):
+    headline_kl = serializers.SerializerMethodField(help_text="Null if no evaluation has measured it yet.")
+
+    class Meta(VersionOut.Meta):
+        fields: tuple[str, ...] = (*VersionOut.Meta.fields, "headline_kl")
+
+    def get_headline_kl(self, version: ProfileVersion) -> Headline | None:
+        found = find_headlines(version.profile.model, [version.fingerprint]).get(version.fingerprint)
+        return None if found is None else Headline(kl=found.kl, low=found.low, high=found.high, recipe=found.recipe)
 
 
 class VersionFilters(Filters):
@@ -119,12 +140,17 @@ class Versions(Resource):
     }
 
     def rows(self, user: User) -> QuerySet[ProfileVersion]:
-        return visible_versions(user).select_related("profile", "published_by")
+        return visible_versions(user).select_related("profile__model", "published_by")
 
     @described(parameters=[VersionFilters])
     def list(self, request: Request) -> Response:
         """List published versions, newest first."""
         return super().list(request)
+
+    @described(responses=VersionDetail)
+    def retrieve(self, request: Request, pk: str) -> Response:
+        """Return a version with its headline KL."""
+        return Response(VersionDetail(self.get_object()).data)
 
     @described(request=SweepInput, responses={202: JobOut})
     @action(detail=True, methods=["post"])

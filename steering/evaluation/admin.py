@@ -10,11 +10,13 @@ from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.template.response import TemplateResponse
 from django.urls import path, reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from core.errors import MillmError
+from steering.evaluation.headline import TEXTS as HEADLINE_TEXTS
 from steering.evaluation.report import report_csv, report_html, report_json, report_page
 from steering.evaluation.services import use_calibration
 from steering.models import Evaluation
@@ -48,6 +50,7 @@ class EvaluationAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes n
         view = self.admin_site.admin_view
         own = [
             path("<int:pk>/report.<str:ending>", view(self.file_view), name="steering_evaluation_file"),
+            path("headline-kl/", view(self.recipe_view), name="steering_evaluation_recipe"),
             path("<path:object_id>/use/", view(self.use_view), name="steering_evaluation_use"),
         ]
         return [*own, *super().get_urls()]
@@ -89,6 +92,11 @@ class EvaluationAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes n
         answer.headers["Content-Disposition"] = f'attachment; filename="{name}"'
         answer.headers["X-Content-Type-Options"] = "nosniff"
         return answer
+
+    def recipe_view(self, request: HttpRequest) -> HttpResponse:
+        """Explain the headline KL."""
+        context = {**self.admin_site.each_context(request), "title": "Headline KL", "prompts": HEADLINE_TEXTS.prompts}
+        return TemplateResponse(request, "admin/steering/evaluation/recipe.html", context)
 
     def use_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Apply the proposed strength to the draft."""

@@ -9,6 +9,7 @@ from typing import Any
 from jobs.running_job import RunningJob
 from steering.errors import EvaluationError
 from steering.evaluation.arms import Bench
+from steering.evaluation.headline import headline_kl
 from steering.evaluation.measures import Columns, figure, to_columns
 from steering.evaluation.params import CalibrationParams, read_texts
 from steering.evaluation.runner import (
@@ -104,6 +105,7 @@ def calibrate(job: RunningJob) -> dict[str, Any]:
         "limit": limit,
         "texts": asdict(params.texts),
         "measure": "kl_base",
+        "headline": headline_kl(runner, subject, job.check_cancelled),
         "num_tokens": sum(len(answer.token_ids) for answer in texts),
         "curve": [asdict(point) for point in sorted(curve, key=lambda point: point.factor)],
         "proposal": {**asdict(found), "push": subject.push(found.factor), "strengths": subject.strengths(found.factor)},

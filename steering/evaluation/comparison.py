@@ -8,6 +8,7 @@ from typing import Any
 
 from jobs.running_job import RunningJob
 from steering.errors import EvaluationError
+from steering.evaluation.headline import headline_kl
 from steering.evaluation.measures import AnswerRow, figure
 from steering.evaluation.params import ComparisonParams, read_texts
 from steering.evaluation.runner import (
@@ -72,6 +73,9 @@ def compare(job: RunningJob) -> dict[str, Any]:
         "kl": [None if found is None else found.value for found in kl],
         "kl_intervals": [[] if found is None else [found.low, found.high] for found in kl],
         "success": [None if found is None else found.value for found in success],
+        "headlines": [
+            None if side is None else headline_kl(runner, side, job.check_cancelled) for side in (one, other)
+        ],
         "pairs": pairs,
     }
 

@@ -51,8 +51,17 @@ class Table:
 
 def report_html(evaluation: Evaluation) -> SafeString:
     """Return the report as an HTML fragment."""
-    context = {"evaluation": evaluation, "result": evaluation.result, **_CONTEXTS[evaluation.kind](evaluation.result)}
+    context = {"evaluation": evaluation, "result": evaluation.result, "headlines": _headlines(evaluation.result)}
+    context |= _CONTEXTS[evaluation.kind](evaluation.result)
     return render_to_string(f"admin/steering/evaluation/{evaluation.kind}.html", context)
+
+
+def _headlines(result: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return the evaluated versions with their headline KL; reports of earlier versions have none."""
+    known = [(result["version"], result.get("headline"))]
+    if "headlines" in result:
+        known = list(zip(_names(result), result["headlines"], strict=True))
+    return [{"name": name, "text": found["text"]} for name, found in known if found is not None]
 
 
 def report_page(evaluation: Evaluation) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from jobs.running_job import RunningJob
 from steering.evaluation.arms import UNSTEERED_ARM, Arm, Bench, Point, point_from_json
 from steering.evaluation.controls import control_arms
+from steering.evaluation.headline import headline_kl
 from steering.evaluation.measures import AnswerRow
 from steering.evaluation.off_target import check_off_target
 from steering.evaluation.params import Controls, SweepParams, read_texts
@@ -49,6 +50,7 @@ def sweep(job: RunningJob) -> dict[str, Any]:
         "control_settings": asdict(params.controls),
         "recommendation": asdict(found),
         "off_target": off_target,
+        "headline": headline_kl(run.bench.runner, subject, job.check_cancelled),
     }
 
 

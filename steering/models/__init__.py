@@ -6,7 +6,7 @@ Import every model from here; start with ``profiles`` for what requests name.
 from __future__ import annotations
 
 from steering.models.effects import FeatureEffect
-from steering.models.evaluations import Evaluation
+from steering.models.evaluations import Evaluation, HeadlineKL
 from steering.models.profiles import (
     VERSION_IS_IMMUTABLE,
     FeatureEdit,
@@ -28,6 +28,7 @@ __all__ = [
     "Feature",
     "FeatureEdit",
     "FeatureEffect",
+    "HeadlineKL",
     "LabelEmbedding",
     "PlainVector",
     "ProfileReview",

@@ -70,3 +70,35 @@ class Evaluation(models.Model):
         if self.version is not None:
             return str(self.version)
         return "inline edits" if self.profile is None else f"{self.profile}@draft"
+
+
+class HeadlineKL(models.Model):
+    """The headline KL of some edits on a model, measured once by a fixed recipe and shown on every page.
+
+    See :mod:`steering.evaluation.headline`. ``weights`` names the model's source and revision, so that a model whose
+    files were replaced is measured again.
+    """
+
+    model = models.ForeignKey(LanguageModel, on_delete=models.CASCADE, related_name="+")
+    fingerprint = models.CharField(max_length=64)
+    recipe = models.CharField(max_length=20)
+    weights = models.CharField(max_length=700)
+    kl = models.FloatField("KL(base‖steered)", null=True, help_text="Nats per token; empty if an answer failed.")
+    low = models.FloatField(null=True)
+    high = models.FloatField(null=True)
+    result = models.JSONField(help_text="The measurements of every answer.")
+    created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        verbose_name = "headline KL"
+        constraints = (
+            models.UniqueConstraint(
+                fields=("model", "fingerprint", "recipe", "weights"), name="headline_kl_measured_once"
+            ),
+        )
+
+    def __str__(self) -> str:
+        if self.kl is None:
+            return "unstable: the recipe's answers could not all be compared"
+        interval = "" if self.low is None or self.high is None else f" ({self.low:.3g} to {self.high:.3g})"
+        return f"{self.kl:.3g}{interval} nats per token"

@@ -13,12 +13,14 @@ from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from core.errors import MillmError
 from core.read_only_admin import ReadOnlyAdmin
 from steering import services
 from steering.evaluation.forms import CalibrationForm, ComparisonForm, EvaluationForm, SweepForm
+from steering.evaluation.headline import find_headlines
 from steering.evaluation.services import create_evaluation
 from steering.models import ProfileVersion
 from steering.profiles.availability import version_problem
@@ -65,6 +67,7 @@ class ProfileVersionAdmin(ReadOnlyAdmin):
         "edits_shown",
         "changed",
         "fingerprint",
+        "headline",
         "used",
     )
 
@@ -105,6 +108,13 @@ class ProfileVersionAdmin(ReadOnlyAdmin):
     @admin.display(description="changes")
     def changed(self, version: ProfileVersion) -> SafeString | str:
         return changes_since_previous(version)
+
+    @admin.display(description="headline KL")
+    def headline(self, version: ProfileVersion) -> SafeString:
+        found = find_headlines(version.profile.model, [version.fingerprint]).get(version.fingerprint)
+        words = "not measured yet; any evaluation measures it" if found is None else str(found)
+        recipe = reverse("admin:steering_evaluation_recipe")
+        return format_html('{} (<a href="{}">how it is measured</a>)', words, recipe)
 
     @admin.display(description="used by")
     def used(self, version: ProfileVersion) -> SafeString | str:

@@ -244,7 +244,7 @@ def test_the_page_offers_what_one_may_see(model: LanguageModel, profile: Steerin
     profile.save()
     page = client_of(make_user("rosa", "Researchers")).get("/admin/playground/")
     (facts,) = (each for each in page.context["models"] if each["name"] == model.name)
-    assert facts["profiles"] == [{"name": profile.name, "versions": [1]}]
+    assert facts["profiles"] == [{"name": profile.name, "versions": [1], "headlines": {}}]
 
 
 def test_names_in_the_page_s_data_are_escaped():

@@ -25,9 +25,10 @@ from openai_api.models import ApiKey, LogAccess, RequestLog
 from steering import services
 from steering.effects.recipe import EffectResult
 from steering.effects.store import store_effects
+from steering.evaluation.headline import headline_key
 from steering.evaluation.runner import EvaluatedVersion
 from steering.evaluation.services import keep_evaluation
-from steering.models import SAE, Evaluation, Feature, ProfileVersion, SteeringProfile
+from steering.models import SAE, Evaluation, Feature, HeadlineKL, ProfileVersion, SteeringProfile
 from steering.profiles.drafts import draft_edits
 from steering.spec.rendering import edits_to_json
 from tests.inference.fakes import FakeLoop
@@ -519,6 +520,13 @@ class TestEvaluations:
         assert "result" not in researcher_api.found("evaluations", version=version.pk)[0]
         assert researcher_api.get(f"evaluations/{report.pk}").json()["result"] == {"rows": [1, 2]}
         assert refusal(researcher_api.post(f"evaluations/{report.pk}/use"))[0] == 400
+
+    def test_a_version_has_its_headline_kl(self, researcher_api: Api, version: ProfileVersion):
+        assert researcher_api.get(f"versions/{version.pk}").json()["headline_kl"] is None
+        key = headline_key(version.profile.model, version.fingerprint)
+        HeadlineKL.objects.create(**key, kl=0.5, low=0.25, high=0.75, result={})
+        found = researcher_api.get(f"versions/{version.pk}").json()["headline_kl"]
+        assert found == {"kl": 0.5, "low": 0.25, "high": 0.75, "recipe": "1"}
 
     def test_a_proposal_is_used(self, researcher_api: Api, version: ProfileVersion):
         result = {"proposal": {"factor": 0.5, "kl": 0.3}}

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from inference.engine.models.sites import decoder_layers
 from inference.interventions import VectorEdit
+from inference.models import LanguageModel
 from inference.registry.registry import get_registry
 from jobs.models import Job
 from jobs.services import retry_job
@@ -26,6 +27,7 @@ from steering.evaluation.calibration import TOLERANCE
 from steering.evaluation.calibration import read_params as read_calibration
 from steering.evaluation.comparison import read_params as read_comparison
 from steering.evaluation.controls import control_arms
+from steering.evaluation.headline import find_headlines, headline_key
 from steering.evaluation.measures import from_columns
 from steering.evaluation.params import CalibrationParams, ComparisonParams, Controls, SweepParams, Texts
 from steering.evaluation.runner import (
@@ -38,7 +40,7 @@ from steering.evaluation.runner import (
 )
 from steering.evaluation.services import create_evaluation, draft_target, use_calibration
 from steering.evaluation.sweep import read_params as read_sweep
-from steering.models import Evaluation
+from steering.models import Evaluation, HeadlineKL, ProfileVersion
 from steering.profiles.compilation import get_compiler
 from steering.spec.parsing import parse_edits
 from tests.steering.evaluating import run, serving_demo, version
@@ -49,7 +51,11 @@ SHORT = Texts(prompts=("Tell me a story.", "Describe a day."), max_tokens=24, te
 
 @pytest.fixture
 def demo(transactional_db: None) -> Iterator[None]:
+    """The demo with known headline KLs, which take seconds to measure."""
     with serving_demo():
+        for row in ProfileVersion.objects.select_related("profile__model"):
+            key = headline_key(row.profile.model, row.fingerprint)
+            HeadlineKL.objects.create(**key, kl=0.5, result={})
         yield
 
 
@@ -147,6 +153,28 @@ def test_sweep_measures_each_strength_and_keeps_a_report(demo: None) -> None:
     value, _, _ = full["differences"]["perplexity"]
     assert value == pytest.approx(full["perplexity"] - unsteered["perplexity"])
     assert evaluation.result["recommendation"]["effect"] == "words"
+
+
+def test_the_headline_kl_is_measured_once_and_is_the_same_everywhere(demo: None) -> None:
+    row, short = version("gloomy"), replace(SHORT, max_tokens=2)
+    HeadlineKL.objects.all().delete()
+    job = run(create_evaluation(params=ComparisonParams(row.pk, None, short)))
+    first, none = Evaluation.objects.get(job=job).result["headlines"]
+    kept = HeadlineKL.objects.get()
+    assert none is None
+    assert (first["kl"], first["low"], first["high"], first["text"]) == (kept.kl, kept.low, kept.high, str(kept))
+    assert None not in (kept.kl, kept.low, kept.high)
+    assert (kept.low or 0.0) < (kept.kl or 0.0) < (kept.high or 0.0)
+    rows = from_columns(kept.result["answers"])
+    assert [r.prompt for r in rows] == list(range(32))
+    assert kept.kl == pytest.approx(sum(r.kl_base or 0.0 for r in rows) / sum(r.base_tokens for r in rows))
+
+    params = SweepParams(row.pk, short, factors=(2.0,))
+    again = Evaluation.objects.get(job=run(create_evaluation(params=params))).result["headline"]
+    assert again == first, "stored, not measured again"
+    assert HeadlineKL.objects.count() == 1
+    LanguageModel.objects.update(revision="another")
+    assert not find_headlines(LanguageModel.objects.get(), [row.fingerprint])
 
 
 def test_controls_run_beside_the_profile(demo: None) -> None:

@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 
 from jobs.models import Job
 from steering import services
+from steering.evaluation.headline import RECIPE, headline_key
 from steering.evaluation.plot import Plot
 from steering.evaluation.report import report_csv, report_html, report_json, report_page
-from steering.models import Evaluation, ProfileVersion, SteeringProfile
+from steering.models import Evaluation, HeadlineKL, ProfileVersion, SteeringProfile
 
 EVIL = "<script>alert(1)</script>"
 FORMULA = '=HYPERLINK("http://x")'
@@ -350,6 +351,35 @@ def test_who_only_looks_cannot_evaluate_or_use(version: ProfileVersion) -> None:
     stranger = client_of(User.objects.create_user("stranger", is_staff=True))
     assert stranger.get(reverse("admin:steering_evaluation_file", args=[row.pk, "csv"])).status_code == 403
     assert not Job.objects.exists()
+
+
+# The headline KL
+
+
+def test_the_headline_kl_is_on_the_version_s_page_and_in_its_reports(admin: Client, version: ProfileVersion) -> None:
+    recipe = reverse("admin:steering_evaluation_recipe")
+    assert "not measured yet" in admin.get(page(version)).content.decode()
+    found = keep_headline(version, 0.3125, 0.25, 0.5)
+    html = admin.get(page(version)).content.decode()
+    assert "0.312 (0.25 to 0.5) nats per token" in html
+    assert f'href="{recipe}"' in html
+    assert "KL(base‖steered)" in admin.get(recipe).content.decode()
+
+    headline = {"kl": 0.3125, "low": 0.25, "high": 0.5, "recipe": RECIPE, "text": str(found)}
+    for kind, result in (
+        ("sweep", sweep_result(headline=headline)),
+        ("calibration", {**calibration_result(), "headline": headline}),
+        ("comparison", {**comparison_result(), "headlines": [headline, None]}),
+    ):
+        text = report_html(Evaluation(kind=kind, version=version, result=result))
+        assert "Headline KL of gloomy@1: <strong>0.312 (0.25 to 0.5) nats per token</strong>" in text
+    for result in RESULTS.values():
+        assert "headline" not in result, "reports of earlier versions have none"
+
+
+def keep_headline(version: ProfileVersion, kl: float | None, low: float, high: float) -> HeadlineKL:
+    key = headline_key(version.profile.model, version.fingerprint)
+    return HeadlineKL.objects.create(**key, kl=kl, low=low, high=high, result={})
 
 
 # Commands

@@ -108,10 +108,26 @@ export class Column {
     try {
       const found = await (await post(this._page.choices.urls.inspect, fields)).json();
       if (tokens !== this._answer.tokens) return; // a newer run replaced the answer
-      this.root.querySelector(".answer-kl").textContent = tokens.compare(found);
+      const line = this.root.querySelector(".answer-kl");
+      line.textContent = tokens.compare(found);
+      if (line.textContent) line.append(...this._headline());
     } catch (error) {
       this.root.querySelector(".answer-kl").textContent = `Could not compare the tokens: ${error.message}`;
     }
+  }
+
+  // Returns the profile's headline KL with a link to its recipe; nothing for custom edits and other strengths.
+  _headline() {
+    const { profile, steering_intensity: intensity } = this._ran.steering;
+    const [name, number] = (profile ?? "").split("@");
+    const facts = this._page.modelFacts().profiles.find((one) => one.name === name);
+    const version = number ?? facts?.versions[0];
+    const text = facts?.headlines[version];
+    if (!text || (intensity ?? 1) !== 1) return [];
+    const link = document.createElement("a");
+    link.href = this._page.choices.urls.recipe;
+    link.textContent = `Headline KL of ${name}@${version}`;
+    return [" ", link, `: ${text}.`];
   }
 
   paint(measure, most) {
