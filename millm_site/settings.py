@@ -29,6 +29,7 @@ MILLM_AUTH = ENV.auth_mode
 MILLM_KEY_MAX_AGE = ENV.key_max_age
 MILLM_LOGIN_ATTEMPTS = ENV.login_attempts
 MILLM_MODEL_ROOTS = ENV.local_roots
+MILLM_DEMO = ENV.demo
 MILLM_ALLOW_REMOTE_CODE = ENV.allow_remote_code
 MILLM_ADMIN_USER = ENV.admin_user
 MILLM_ADMIN_PASSWORD = ENV.admin_password.get_secret_value()

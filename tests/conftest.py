@@ -143,6 +143,21 @@ def empty_database_url() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def smollm2_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The converted files of the real demo model. Without its package, tests fail in CI and are skipped elsewhere."""
+    from steering.demo.install import SMOLLM2
+    from steering.demo.packaged_model import DemoError, converted_directory
+
+    assert SMOLLM2.package is not None
+    try:
+        return converted_directory(SMOLLM2.package, tmp_path_factory.mktemp("models"), str)
+    except DemoError as error:
+        if "CI" in os.environ:
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
 def live_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveSite]:
     with served_site(tmp_path_factory.mktemp("live-site")) as site:
         yield site

@@ -87,7 +87,7 @@ def _make(server: psycopg.Connection, name: str, content: Content) -> None:
         environment = {"MILLM_HOME": home, "MILLM_DATABASE_URL": live.maintenance_url(unfinished)}
         live.manage("migrate", environment=environment)
         if content is Content.DEMO:
-            live.manage("install_demo", environment=environment)
+            live.manage("install_demo", "--demo", "tiny", environment=environment)
     rename = sql.SQL("ALTER DATABASE {} RENAME TO {}")
     server.execute(rename.format(sql.Identifier(unfinished), sql.Identifier(name)))
 

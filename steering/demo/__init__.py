@@ -1,4 +1,4 @@
-"""The demo: a tiny model, its SAE and profiles, committed under artifacts/.
+"""The demos: `tiny`, a very small model committed under artifacts/, and `smollm2`, a real model from a package.
 
-Start with `install`, which registers them. `tools.demo_model` trains them.
+Start with `install`, which registers them. `tools.demo_model` trains the tiny one.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -50,6 +51,13 @@ def feature_target(feature: Feature) -> FeatureTarget:
         scales=Scales(feature.max_activation, feature.decoder_norm, sae.reference_norm, sae.typical_norm),
         label=feature.label,
     )
+
+
+def vector_target(vector: PlainVector) -> VectorTarget:
+    """Return the registered vector with the current values of the figures that strengths refer to."""
+    norm = vector.reference_norm or mean_norms(vector.vector_set.model_id).get(vector.place)
+    scales = Scales(None, math.hypot(*vector.values), norm, norm)
+    return VectorTarget(vector.place, vector.values, scales, vector.vector_set.name)
 
 
 def rows_of(profile: SteeringProfile, edits: Iterable[EditSpec]) -> list[FeatureEdit]:

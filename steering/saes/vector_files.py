@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from inference.files.gguf import GGUFError, read_gguf
 from inference.interventions import Site
 from steering.saes.config import MAX_D_IN
 from steering.saes.errors import InvalidSAEError
 from steering.saes.files import regular_file
-from steering.saes.tensor_files.gguf import read_gguf
 from steering.saes.tensor_files.registry import open_tensors
 
 _ARCHITECTURE = "controlvector"
@@ -70,12 +70,16 @@ def read_vectors(path: Path) -> VectorFile:
 
 def _from_gguf(path: Path, name: str) -> VectorFile:
     """Read a GGUF file. As in llama.cpp, ``direction.8`` is added to the output of layer 8."""
-    file = read_gguf(path, name)
+    try:
+        file = read_gguf(path, name)
+    except GGUFError as error:
+        raise InvalidSAEError(str(error)) from error
     if file.fields.get("general.architecture") != _ARCHITECTURE:
         raise InvalidSAEError(
             f"{name} is not a control vector, its architecture is {file.fields.get('general.architecture')!r}."
         )
-    return VectorFile(_by_layer(file.tensors, _GGUF_NAME, name), str(file.fields.get("controlvector.model_hint", "")))
+    arrays = {key: tensor.read() for key, tensor in file.tensors.items()}
+    return VectorFile(_by_layer(arrays, _GGUF_NAME, name), str(file.fields.get("controlvector.model_hint", "")))
 
 
 def _by_layer(

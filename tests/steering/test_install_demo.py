@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from django.core.management import call_command
 from inference.models import LanguageModel
 from jobs.models import Job
 from steering import services
-from steering.demo.install import DemoError, install_demo
+from steering.demo.install import TINY, Demo, install_demo
+from steering.demo.packaged_model import DemoError
 from steering.models import SAE, FeatureEdit, ProfileVersion, SteeringProfile
 from tests.steering.conftest import write_model_config
 from tests.steering.sae_files import random_weights, write_sae
@@ -35,6 +37,10 @@ def write_artifacts(folder: Path, *, seed: int = 0, strength: float = 0.5) -> Pa
     return folder
 
 
+def demo_in(folder: Path) -> Demo:
+    return replace(TINY, folder=folder)
+
+
 def profile_entry(name: str, feature: int, strength: float) -> dict[str, Any]:
     edit = {"feature": feature, "operation": "add", "strength": strength, "unit": "max_act", "phase": "both"}
     return {"name": name, "description": f"A {name} mood.", "note": "As shipped.", "edits": [edit]}
@@ -46,7 +52,7 @@ def artifacts(db: None, tmp_path: Path) -> Path:
 
 
 def test_first_run_installs_everything(artifacts):
-    demo = install_demo(artifacts)
+    demo = install_demo(demo_in(artifacts))
     assert (demo.model.name, demo.model.is_default, demo.model.autoload) == ("demo", True, True)
     assert demo.model.default_sampling == {"temperature": 0.8}
     assert (demo.sae.name, demo.sae.d_sae, demo.sae.mean_resid_norm) == ("demo-sae", 40, 20.0)
@@ -59,16 +65,16 @@ def test_its_sae_is_measured_where_that_is_wanted(artifacts):
     call_command("install_demo", verbosity=0)
     assert not Job.objects.exists()
     SAE.objects.update(name="another")
-    demo = install_demo(artifacts, measures=True)
+    demo = install_demo(demo_in(artifacts), measures=True)
     assert Job.objects.get(kind="steering.health").params["sae"] == demo.sae.pk
-    install_demo(artifacts, measures=True)
+    install_demo(demo_in(artifacts), measures=True)
     assert Job.objects.count() == 1
 
 
 def test_second_run_does_nothing(artifacts, django_assert_max_num_queries):
-    first = install_demo(artifacts)
+    first = install_demo(demo_in(artifacts))
     with django_assert_max_num_queries(20):
-        second = install_demo(artifacts)
+        second = install_demo(demo_in(artifacts))
     assert (second.sae.pk, second.published) == (first.sae.pk, ())
     assert ProfileVersion.objects.count() == 2
 
@@ -84,80 +90,80 @@ def test_looking_for_changes_does_not_load_torch():
 
 def test_other_default_model_stays(artifacts):
     LanguageModel.objects.create(name="mine", source="/somewhere", is_default=True)
-    assert not install_demo(artifacts).model.is_default
+    assert not install_demo(demo_in(artifacts)).model.is_default
 
 
 def test_settings_of_the_model_stay(artifacts):
-    install_demo(artifacts)
+    install_demo(demo_in(artifacts))
     LanguageModel.objects.update(autoload=False, default_sampling={"temperature": 0.1})
-    model = install_demo(artifacts).model
+    model = install_demo(demo_in(artifacts)).model
     assert (model.autoload, model.default_sampling) == (False, {"temperature": 0.1})
 
 
 def test_moved_project_is_found_again(artifacts, tmp_path):
-    install_demo(artifacts)
+    install_demo(demo_in(artifacts))
     moved = artifacts.rename(tmp_path / "elsewhere")
-    demo = install_demo(moved)
+    demo = install_demo(demo_in(moved))
     assert (demo.model.source, demo.sae.source) == (str(moved / "model"), str(moved / "sae"))
     assert demo.published == ()
     assert SAE.objects.count() == 1
 
 
 def test_new_shipment_is_published(artifacts):
-    install_demo(artifacts)
+    install_demo(demo_in(artifacts))
     write_artifacts(artifacts, strength=0.75)
-    assert install_demo(artifacts).published == ("joyful@2", "gloomy@2")
+    assert install_demo(demo_in(artifacts)).published == ("joyful@2", "gloomy@2")
     assert FeatureEdit.objects.filter(profile__name="joyful").get().strength == 0.75
 
 
 def test_edited_draft_is_left_alone(artifacts):
-    install_demo(artifacts)
+    install_demo(demo_in(artifacts))
     FeatureEdit.objects.filter(profile__name="joyful").update(strength=2.0)
     write_artifacts(artifacts, strength=0.75)
-    assert install_demo(artifacts).published == ("gloomy@2",)
+    assert install_demo(demo_in(artifacts)).published == ("gloomy@2",)
     assert FeatureEdit.objects.get(profile__name="joyful").strength == 2.0
 
 
 def test_profile_that_somebody_published_is_left_alone(artifacts, researcher):
-    install_demo(artifacts)
+    install_demo(demo_in(artifacts))
     FeatureEdit.objects.filter(profile__name="joyful").update(strength=2.0)
     services.publish_profile(profile=SteeringProfile.objects.get(name="joyful"), user=researcher)
     write_artifacts(artifacts, strength=0.75)
-    assert install_demo(artifacts).published == ("gloomy@2",)
+    assert install_demo(demo_in(artifacts)).published == ("gloomy@2",)
 
 
 def test_retrained_sae_replaces_the_old_one(artifacts):
-    old = install_demo(artifacts).sae
+    old = install_demo(demo_in(artifacts)).sae
     write_artifacts(artifacts, seed=4)
-    demo = install_demo(artifacts)
+    demo = install_demo(demo_in(artifacts))
     assert demo.sae.pk != old.pk
     assert demo.published == ("joyful@2", "gloomy@2")
     assert SAE.objects.get(pk=old.pk).name == f"demo-sae-{old.checksum[:8]}"
 
 
 def test_own_profiles_are_kept(artifacts):
-    demo = install_demo(artifacts)
+    demo = install_demo(demo_in(artifacts))
     services.create_profile(name="mine", model=demo.model)
-    install_demo(artifacts)
+    install_demo(demo_in(artifacts))
     assert SteeringProfile.objects.filter(name="mine").exists()
 
 
 def test_missing_artifacts_name_the_remedy(db, tmp_path):
     with pytest.raises(DemoError, match=r"manage\.py train_demo"):
-        install_demo(tmp_path)
+        install_demo(demo_in(tmp_path))
 
 
 def test_damaged_artifacts_install_nothing(artifacts):
     (artifacts / "sae" / "sae_weights.safetensors").write_bytes(b"")
     with pytest.raises(DemoError, match="not a valid safetensors file"):
-        install_demo(artifacts)
+        install_demo(demo_in(artifacts))
     assert not LanguageModel.objects.exists()
 
 
 def test_command_installs_what_the_project_ships(db, capsys):
     """Whatever the shipped profiles are, each can be published as it is."""
     call_command("install_demo")
-    assert "Model demo, SAE demo-sae; published: " in capsys.readouterr().out
+    assert "Installed: model demo, SAE demo-sae; published: " in capsys.readouterr().out
     names = set(SteeringProfile.objects.filter(model__name="demo").values_list("name", flat=True))
     assert {"joyful", "gloomy"} <= names
     call_command("install_demo")

@@ -1,0 +1,73 @@
+"""The real model of the demo, converted from its package: the weights, the tokenizer and the answers that it must have.
+
+The digest of the weights is that of transformers' own conversion of the same file, rounded to bfloat16. The token ids
+are those that llama.cpp's pattern for this tokenizer gives; transformers 5.23 converts it without splitting digits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import regex
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from inference.engine.models.loader import ModelSpec, load_model
+from tests.engine.harness import EngineHarness
+
+pytestmark = pytest.mark.slow
+
+WEIGHTS = "5d9bacfb6e704b2142088ab0e2548bc0de0a6b3a3179fcde6595ff2a6b30c1ec"
+LLAMA_CPP = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
+HARD_TEXTS = (
+    *("it's we'll DON'T I’m 's't're", "x=1;y = 22 ;", "  def f(x):\n\treturn x**2\n", "a\r\nb\n\n \t c"),
+    *("naïve façade e\u0301", "日本語のテキスト と 漢字", "😀👩‍👩‍👧 emoji", "3.14159 1,000,000 ½ ² ٣٤ १२ １２"),
+    *("\u00a0nbsp\u2003em\u200bzero", "مرحبا بالعالم", "http://a.b/c?d=1&e=2 foo_bar-baz", "\x00\x01", "   "),
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smollm2_directory):
+    return AutoTokenizer.from_pretrained(smollm2_directory)
+
+
+def test_the_weights_are_those_of_transformers(smollm2_directory: Path):
+    with (smollm2_directory / "model.safetensors").open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        file.seek(8 + size)
+        assert hashlib.file_digest(file, "sha256").hexdigest() == WEIGHTS
+    assert "Apache License" in (smollm2_directory / "LICENSE").read_text()
+
+
+def test_texts_are_split_as_llama_cpp_splits_them(tokenizer):
+    for text in HARD_TEXTS:
+        pieces = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
+        expected = [
+            piece for part in regex.split(r"(\p{N})", text) if part for piece in LLAMA_CPP.findall(part)
+        ]  # digits one by one, then GPT-2's pattern
+        assert [text[start:end] for _, (start, end) in pieces] == expected
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_token_ids(tokenizer):
+    assert tokenizer.encode("In 2024, 365 days") == [788, 216, 34, 32, 34, 36, 28, 216, 35, 38, 37, 2009]
+    assert tokenizer.encode("<|im_start|>user\nhi<|im_end|>\n<|endoftext|>") == [1, 4093, 198, 6004, 2, 198, 0]
+
+
+def test_greedy_answers_are_those_of_transformers(smollm2_directory: Path, tokenizer):
+    """In float32, since two kernels may round differently in bfloat16."""
+    loaded = load_model(ModelSpec("smollm2", smollm2_directory, dtype="float32", device="cpu"))
+    oracle = AutoModelForCausalLM.from_pretrained(smollm2_directory, dtype=torch.float32)
+    for question in ("Tell me a story.", "What is 12 + 7?"):
+        chat = tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        expected = oracle.generate(**chat, max_new_tokens=24, do_sample=False)[0, chat["input_ids"].shape[1] :]
+        prompt = tuple(chat["input_ids"][0].tolist())
+        answer = EngineHarness(loaded).generate(
+            prompt=prompt, model="smollm2", max_tokens=24, temperature=0.0, ignore_eos=False
+        )
+        assert answer.token_ids == expected.tolist()[: len(answer.token_ids)]
+        assert tokenizer.decode(answer.token_ids).strip()
