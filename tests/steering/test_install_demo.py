@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from django.core.management import call_command
+from safetensors.torch import save_file
 
 from inference.models import LanguageModel
 from jobs.models import Job
 from steering import services
 from steering.demo.install import TINY, Demo, install_demo
 from steering.demo.packaged_model import DemoError
-from steering.models import SAE, FeatureEdit, ProfileVersion, SteeringProfile
+from steering.models import SAE, FeatureEdit, PlainVector, ProfileVersion, SteeringProfile, VectorSet
 from tests.steering.conftest import write_model_config
 from tests.steering.sae_files import random_weights, write_sae
 
@@ -158,6 +161,32 @@ def test_damaged_artifacts_install_nothing(artifacts):
     with pytest.raises(DemoError, match="not a valid safetensors file"):
         install_demo(demo_in(artifacts))
     assert not LanguageModel.objects.exists()
+
+
+def test_vectors_are_installed_with_the_profiles_that_use_them(artifacts):
+    shutil.rmtree(artifacts / "sae")  # a demo without an SAE
+    write_vectors(artifacts, seed=1)
+    demo = install_demo(demo_in(artifacts))
+    assert (demo.sae, demo.published) == (None, ("calm@1",))
+    vector = PlainVector.objects.get(vector_set__name="calm")
+    assert (vector.layer, vector.site, vector.reference_norm) == (1, "resid_post", 20.0)
+    edit = FeatureEdit.objects.get()
+    assert (edit.plain_vector, edit.strength, edit.unit) == (vector, 0.3, "resid_norm")
+    assert install_demo(demo_in(artifacts)).published == ()
+
+    write_vectors(artifacts, seed=2)
+    assert install_demo(demo_in(artifacts)).published == ("calm@2",)
+    assert VectorSet.objects.count() == 2
+    assert FeatureEdit.objects.get().plain_vector.vector_set.name == "calm"
+
+
+def write_vectors(folder: Path, *, seed: int) -> None:
+    values = torch.randn(12, generator=torch.Generator().manual_seed(seed))
+    save_file({"layer_1": values}, folder / "calm.safetensors")
+    listed = {"name": "calm", "file": "calm.safetensors", "description": "", "origin": "a test"}
+    (folder / "vectors.json").write_text(json.dumps([listed | {"reference_norms": {"1": 20.0}}]))
+    edit = {"vector": "calm", "layer": 1, "operation": "add", "strength": 0.3, "unit": "resid_norm", "phase": "both"}
+    (folder / "profiles.json").write_text(json.dumps([{"name": "calm", "edits": [edit]}]))
 
 
 def test_command_installs_what_the_project_ships(db, capsys):
