@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from core.errors import MillmError
@@ -127,12 +128,23 @@ class InlineSteeringError(SteeringError):
         super().__init__(message, param=field, code=code)
 
     @classmethod
-    def from_spec(cls, error: InvalidSpecError) -> InlineSteeringError:
-        """Build the error with the request's paths, where the list is called features."""
-        message = str(error).replace("edits[", "steering.features[")
+    def from_spec(cls, error: InvalidSpecError, num_features: int) -> InlineSteeringError:
+        """Build the error with the request's paths, where edits are two lists, `features` before `vectors`."""
+
+        def renamed(text: str) -> str:
+            text = _EDIT.sub(lambda found: _request_path(int(found[1]), num_features), text)
+            return re.sub(r"^edits\b", f"steering.{'features' if num_features else 'vectors'}", text)
+
         first = error.problems[0]
-        field = first.path.replace("edits", "steering.features", 1).replace(".feature.index", ".index")
-        return cls(message.replace(".feature.index", ".index"), field, first.code)
+        return cls(renamed(str(error)), renamed(first.path), first.code)
+
+
+_EDIT = re.compile(r"\bedits\[(\d+)\](?:\.feature(?=\.index\b)|\.vector\b)?")
+
+
+def _request_path(number: int, num_features: int) -> str:
+    is_feature = number < num_features
+    return f"steering.features[{number}]" if is_feature else f"steering.vectors[{number - num_features}]"
 
 
 class InUseError(SteeringError):

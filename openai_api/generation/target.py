@@ -181,7 +181,7 @@ def choose_steering(call: Call, request: SteeredSchema, suffix: str | None, reco
             raise invalid("`profile` and `steering` cannot be combined.", param="steering")
         reference = None
     intensity = 1.0 if request.steering_intensity is None else request.steering_intensity
-    selection = SteeringSelection(reference, intensity, request.steering)
+    selection = SteeringSelection(reference, intensity, request.steering, viewer=call.owner_id)
     if request.steering_intensity is not None:
         check_intensity_allowed(call.key, intensity)
         if not selection:

@@ -29,6 +29,7 @@ from openai_api.models import RequestLog
 from openai_api.request_log.entry import TOKENS
 from openai_api.schemas.chat import ChatRequest
 from openai_api.schemas.completions import CompletionRequest
+from openai_api.schemas.generation import HASH
 from steering.profiles.inline_edits import INLINE
 from steering.profiles.resolver import ResolvedProfile, SteeringSelection, check_scopes
 from steering.profiles.snapshot import DRAFT
@@ -79,21 +80,32 @@ class Replay:
         return self.body.get("seed") is not None or self.body.get("temperature") == 0
 
 
-def read_row(row: RequestLog, profile: str = AS_LOGGED) -> Replay:
-    """Return the request of a row. Raises ReplayError where the log lacks data."""
+def read_row(row: RequestLog, profile: str = AS_LOGGED, *, viewer: int | None = None) -> Replay:
+    """Return the request of a row. Raises ReplayError where the log lacks data.
+
+    ``viewer``: the user whose vector sets inline edits may name.
+    """
     check_replayable(row)
     body = {name: value for name, value in row.parameters.items() if name not in _NOT_OF_THE_CLIENT}
     inline, intensity = body.pop("steering", None), body.pop("steering_intensity", 1.0)
-    selection = SteeringSelection(_reference(row, profile), intensity, inline if _is_inline(row, profile) else None)
+    inline = inline if _is_inline(row, profile) else None
+    if inline is not None and _lacks_vectors(inline):
+        raise ReplayError("The request's vectors were too large for the log, so it cannot be replayed.")
+    selection = SteeringSelection(_reference(row, profile), intensity, inline, viewer=viewer)
     body |= {"model": row.model, "messages" if row.endpoint == CHAT else "prompt": _prompt(row)}
     return Replay(row, body, selection)
+
+
+def _lacks_vectors(inline: Any) -> bool:
+    vectors = inline.get("vectors", ()) if isinstance(inline, dict) else ()
+    return any(isinstance(one, dict) and str(one.get("values", "")).startswith(HASH) for one in vectors)
 
 
 def run_replay(job: RunningJob) -> dict[str, Any]:
     row = RequestLog.objects.filter(pk=job.params["request"]).first()
     if row is None:
         raise ReplayError(f"The request {job.params['request']} is no longer in the log.")
-    replay = read_row(row, job.params["profile"])
+    replay = read_row(row, job.params["profile"], viewer=job.owner_id)
     job.progress(0, 1, f"replaying {row.pk}")
     try:
         result = asyncio.run(_run(replay))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import struct
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
@@ -21,8 +24,8 @@ class SteeredSchema(RequestSchema):
     )
     steering: dict[str, Any] | None = Field(
         None,
-        description="Inline edits in place of a profile: {`features`: [{`sae`, `index`, `strength`, ...}]}; "
-        "`strength` may be `auto`, the calibrated strength.",
+        description="Inline edits in place of a profile: {`features`: [{`sae`, `index`, `strength`, ...}], `vectors`: "
+        "[{`layer`, `values`, ...}]}; `strength` of a feature may be `auto`, the calibrated strength.",
     )
     steering_intensity: float | None = Field(
         None, ge=0, le=MAX_INTENSITY, description="Factor for all strengths: 1 is unchanged, 0 turns steering off."
@@ -33,6 +36,48 @@ class SteeredSchema(RequestSchema):
     def names_profile(self) -> bool:
         """Whether the body contains ``profile``, including null."""
         return "profile" in self.model_fields_set
+
+    def parameters(self) -> dict[str, Any]:
+        """Like :meth:`RequestSchema.parameters`, with the numbers of vectors as base64, or only their hash."""
+        found = super().parameters()
+        return found if self.steering is None else {**found, "steering": logged_steering(self.steering)}
+
+
+MAX_LOGGED = 64 * 1024  # characters of all vectors
+HASH = "sha256:"
+
+
+def logged_steering(steering: dict[str, Any]) -> dict[str, Any]:
+    """Return inline edits as the request log stores them. Large vectors are replaced by a hash."""
+    vectors = steering.get("vectors")
+    if not isinstance(vectors, list):
+        return steering
+    packed = [_packed(vector) for vector in vectors]
+    texts = [
+        vector["values"] for vector in packed if isinstance(vector, dict) and isinstance(vector.get("values"), str)
+    ]
+    if sum(map(len, texts)) > MAX_LOGGED:
+        packed = [_hashed(vector) for vector in packed]
+    return {**steering, "vectors": packed}
+
+
+def _packed(vector: Any) -> Any:
+    """Return the vector with its list of numbers as base64; anything else as it is."""
+    values = vector.get("values") if isinstance(vector, dict) else None
+    if not isinstance(values, list):
+        return vector
+    try:
+        data = struct.pack(f"<{len(values)}f", *values)
+    except (struct.error, OverflowError):  # the request is refused
+        return {**vector, "values": f"{len(values)} values"}
+    return {**vector, "values": base64.b64encode(data).decode()}
+
+
+def _hashed(vector: Any) -> Any:
+    if not isinstance(vector, dict) or not isinstance(vector.get("values"), str):
+        return vector
+    digest = hashlib.sha256(vector["values"].encode("utf-8", "surrogatepass")).hexdigest()
+    return {**vector, "values": HASH + digest}
 
 
 MAX_LOGIT_BIAS = 1024

@@ -27,8 +27,8 @@ from inference.steering_refs import (
 )
 from steering.composition import followed_by, scaled, without_norm_limits
 from steering.errors import InlineSteeringError, InvalidProfileError, SAEUnavailableError, SteeringError
-from steering.profiles.inline_edits import INLINE
-from steering.profiles.snapshot import DRAFT, WATCH
+from steering.profiles.inline_edits import INLINE, num_features
+from steering.profiles.snapshot import DRAFT, WATCH, num_values
 from steering.sae_registry.cache import SAECache
 from steering.sae_registry.files import changed_since_registered, load_source
 from steering.saes.errors import InvalidSAEError
@@ -42,12 +42,14 @@ logger = logging.getLogger(__name__)
 
 MAX_SAE_BYTES = 8 << 30
 MAX_COMPILED = 1024
+MAX_COMPILED_VALUES = 1 << 22  # of vectors, which are kept as tensors and in the versions: 150 MiB
 
 
 @dataclass(frozen=True, slots=True)
 class _Cached:
     compiled: CompiledSteering
     checksums: frozenset[str]
+    num_values: int
 
 
 class ProfileCompiler:
@@ -125,10 +127,15 @@ class ProfileCompiler:
         compiled = CompiledSteering(ref, intervention)
         checksums = frozenset(source.checksum for version in spec.versions for source in version.saes)
         with self._lock:
-            self._cached[spec.key] = _Cached(compiled, checksums)
-            if len(self._cached) > MAX_COMPILED:
+            self._cached.pop(spec.key, None)
+            self._cached[spec.key] = _Cached(compiled, checksums, sum(map(num_values, spec.versions)))
+            while len(self._cached) > 1 and self._is_full():
                 self._cached.popitem(last=False)
         return compiled
+
+    def _is_full(self) -> bool:
+        size = sum(cached.num_values for cached in self._cached.values())
+        return len(self._cached) > MAX_COMPILED or size > MAX_COMPILED_VALUES
 
     def _compile(self, version: PublishedVersion, special_token_ids: frozenset[int]) -> Intervention:
         from steering.compiler import compile_edits  # torch is imported with the first profile, not with Django
@@ -159,7 +166,7 @@ def _is_single(spec: SteeringSpec) -> bool:
 def _not_compiled(version: PublishedVersion, error: Exception) -> SteeringError:
     """Blame the client for invalid inline edits and drafts, and the server for a published version."""
     if version.name == INLINE and isinstance(error, InvalidSpecError):
-        return InlineSteeringError.from_spec(error)
+        return InlineSteeringError.from_spec(error, num_features(version))
     if version.name.endswith(DRAFT) and isinstance(error, InvalidSpecError):
         return InvalidProfileError.from_spec(error)
     logger.error("The profile %s could not be compiled.", version.label, exc_info=error)

@@ -83,23 +83,24 @@ def _row_to_json(row: FeatureEdit, norms: Mapping[Site, float]) -> dict[str, Any
     if row.feature is not None:
         return {"feature": edit_to_json(EditSpec(feature_target(row.feature)))["feature"], **values}
     if row.plain_vector is not None:
-        return {"vector": _registered_to_json(row.plain_vector, norms), **values}
+        return {"vector": registered_to_json(row.plain_vector, norms), **values}
     if row.operation == FeatureEdit.Operation.NORM_PRESERVING:
         return {"site": row.vector, **values}
-    return {"vector": _vector_to_json(row.vector, norms), **values}
+    return {"vector": vector_to_json(row.vector, norms), **values}
 
 
 def _gate_to_json(row: FeatureEdit, norms: Mapping[Site, float]) -> dict[str, Any] | None:
     if row.gate_feature is not None:
         target = {"feature": edit_to_json(EditSpec(feature_target(row.gate_feature)))["feature"]}
     elif row.gate_vector is not None:
-        target = {"vector": _vector_to_json(row.gate_vector, norms), "measure": row.gate_measure}
+        target = {"vector": vector_to_json(row.gate_vector, norms), "measure": row.gate_measure}
     else:
         return None
     return {**target, row.gate_side: row.gate_above, "unit": row.gate_unit, "scope": row.gate_scope}
 
 
-def _registered_to_json(vector: PlainVector, norms: Mapping[Site, float]) -> dict[str, Any]:
+def registered_to_json(vector: PlainVector, norms: Mapping[Site, float]) -> dict[str, Any]:
+    """Return a vector of a set (with its ``vector_set``) in the form of a version's JSON."""
     return {
         "name": vector.vector_set.name,
         "layer": vector.layer,
@@ -110,7 +111,7 @@ def _registered_to_json(vector: PlainVector, norms: Mapping[Site, float]) -> dic
     }
 
 
-def _vector_to_json(vector: object, norms: Mapping[Site, float]) -> object:
+def vector_to_json(vector: object, norms: Mapping[Site, float]) -> object:
     """Return the row's vector with the residual norm of its site. Wrong fields are left for the parser to report."""
     if not isinstance(vector, dict) or vector.get("reference_norm") is not None:
         return vector
@@ -123,7 +124,11 @@ def _vector_to_json(vector: object, norms: Mapping[Site, float]) -> object:
 
 def mean_norms(model_id: int) -> dict[Site, float]:
     """Return mean residual norms by site, as measured when SAEs were trained there."""
-    rows = SAE.objects.filter(model_id=model_id, mean_resid_norm__isnull=False).order_by("pk")
+    return norms_of(SAE.objects.filter(model_id=model_id, mean_resid_norm__isnull=False).order_by("pk"))
+
+
+def norms_of(rows: Iterable[SAE]) -> dict[Site, float]:
+    """Return the mean residual norms that were measured for these SAEs, by site."""
     return {Site(row.layer, cast("SiteKind", row.site)): row.mean_resid_norm for row in rows if row.mean_resid_norm}
 
 

@@ -1,7 +1,8 @@
-"""Parses edits that name a feature by SAE and index: those of requests, and the short form of the management API."""
+"""Parses edits of requests, by SAE and index or as vectors, and the short form of the management API."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,26 +12,32 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
+from django.contrib.auth.models import AnonymousUser, User
 from django.db import close_old_connections, connection
 from django.db.models import Q
 
+from inference.interventions import Site
 from inference.models import LanguageModel
 from inference.steering_refs import PublishedVersion
 from steering.errors import InlineSteeringError
-from steering.models import SAE, Feature
+from steering.model_shape import ModelShape, read_model_shape
+from steering.models import SAE, Feature, PlainVector, VectorSet
 from steering.profiles.auto_strength import with_auto_strengths
-from steering.profiles.drafts import feature_target
+from steering.profiles.drafts import feature_target, norms_of, registered_to_json, vector_to_json
 from steering.profiles.snapshot import registered_saes, source_of
-from steering.spec.edit import EditSpec, FeatureTarget
+from steering.spec.edit import EditSpec, FeatureTarget, VectorTarget
 from steering.spec.errors import InvalidSpecError, Problem
 from steering.spec.fields import describe
 from steering.spec.parsing import MAX_EDITS, parse_edits, with_request_defaults
 from steering.spec.rendering import edit_to_json, edits_to_json, fingerprint
 from steering.spec.units import MAX_PUSH
+from steering.visibility import visible_vector_sets
 
 INLINE = "inline"
 """The name of inline edits, in place of a version's name@number."""
-MAX_FEATURES = 64
+MAX_INLINE = 64  # features and vectors of a request
+_LISTS = {"features", "vectors"}
+_PLACE = ("name", "layer", "site", "values", "reference_norm", "typical_norm")  # of a vector
 _FIGURES = ("sae_id", "index", "max_activation", "decoder_norm", "label")
 
 
@@ -42,43 +49,66 @@ class FeaturePlace:
     index: int
 
 
-def read_inline(model: int, model_name: str, value: object) -> PublishedVersion:
-    """Parse ``{"features": [...]}`` to a version. Raises InlineSteeringError, which names the field.
+@dataclass(frozen=True, slots=True)
+class InlineEdits:
+    """The two lists of a request's ``steering``."""
 
-    Edits that are not cached cost one query, so call it in a thread.
+    features: list[Any]
+    vectors: list[Any]
+
+    @property
+    def names_sets(self) -> bool:
+        return any(isinstance(item, dict) and "set" in item for item in self.vectors)
+
+    @property
+    def key(self) -> str:
+        """Equal for edits that differ only in the order of their fields."""
+        try:
+            text = json.dumps([self.features, self.vectors], sort_keys=True, separators=(",", ":"))
+        except RecursionError as error:
+            name = "features" if self.features else "vectors"
+            message = f"The values in `steering.{name}` are nested too deeply."
+            raise InlineSteeringError(message, f"steering.{name}") from error
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def read_inline(model: int, model_name: str, value: object, viewer: int | None = None) -> PublishedVersion:
+    """Parse ``{"features": [...], "vectors": [...]}`` to a version. Raises InlineSteeringError, which names the field.
+
+    ``viewer`` is the user whose vector sets may be named; None may name all. Edits that are not cached, and names of
+    sets, cost queries, so call it in a thread.
     """
-    features = _features(value)
-    text = _canonical(features)
+    given = _given(value)
     with _own_connection():
         registered = registered_saes.get()
         saes = registered.of(model)
-        if (known := registered.recent.find(model, text)) is not None:
-            return known
         try:
-            edits = _parse(features, model_name, saes)
+            edits = _with_sets(given, model, model_name, saes, viewer)
+            if (known := registered.recent.find(model, edits.key)) is not None:
+                return known
+            parsed = _parse(edits, model, model_name, saes)
         except InvalidSpecError as error:
-            raise InlineSteeringError.from_spec(error) from error
+            raise InlineSteeringError.from_spec(error, len(given.features)) from error
     by_checksum = {sae.checksum: sae for sae in saes.values()}
-    checksums = sorted({identity.checksum for edit in edits for identity in edit.saes})
+    checksums = sorted({identity.checksum for edit in parsed for identity in edit.saes})
     sources = tuple(source_of(by_checksum[checksum]) for checksum in checksums)
-    version = PublishedVersion(INLINE, 0, fingerprint(edits), edits_to_json(edits), sources)
-    registered.recent.keep(model, text, version)
+    version = PublishedVersion(INLINE, 0, fingerprint(parsed), edits_to_json(parsed), sources)
+    registered.recent.keep(model, edits.key, version)
     return version
 
 
 async def find_inline(model: int, value: object) -> PublishedVersion | None:
-    """Return the cached result of :func:`read_inline` for the same edits, or None. Makes no query."""
-    text = _canonical(_features(value))
-    return (await registered_saes.aget()).recent.find(model, text)
+    """Return the cached result of :func:`read_inline` for the same edits, or None. Makes no query.
+
+    Edits that name vector sets are never found: who may see a set is asked for each request.
+    """
+    given = _given(value)
+    return None if given.names_sets else (await registered_saes.aget()).recent.find(model, given.key)
 
 
-def _canonical(features: list[Any]) -> str:
-    """Return a text that is equal for edits that differ only in the order of their fields."""
-    try:
-        return json.dumps(features, sort_keys=True, separators=(",", ":"))
-    except RecursionError as error:
-        message = "The values in `steering.features` are nested too deeply."
-        raise InlineSteeringError(message, "steering.features") from error
+def num_features(version: PublishedVersion) -> int:
+    """Return how many of the version's inline edits are of `features`; the others are of `vectors`."""
+    return sum("feature" in edit for edit in version.edits) if isinstance(version.edits, list) else 0
 
 
 @contextmanager
@@ -92,56 +122,149 @@ def _own_connection() -> Iterator[None]:
             connection.close()
 
 
-def _features(value: object) -> list[Any]:
-    if not isinstance(value, dict) or not isinstance(value.get("features"), list):
-        raise InlineSteeringError("`steering` must be an object with a list `features`.", "steering.features")
-    if others := sorted(str(name) for name in value.keys() - {"features"}):
-        raise InlineSteeringError(f"`steering` has no field `{others[0][:100]}`.", "steering", "unknown_parameter")
-    features: list[Any] = value["features"]
-    if not 1 <= len(features) <= MAX_FEATURES:
-        message = f"`steering.features` must contain 1 to {MAX_FEATURES} edits, got {len(features)}."
-        raise InlineSteeringError(message, "steering.features")
-    return features
-
-
-def _parse(items: list[Any], model_name: str, saes: Mapping[str, SAE]) -> tuple[EditSpec, ...]:
-    places = [_place(item, f"edits[{number}]", model_name, saes) for number, item in enumerate(items)]
-    targets = feature_targets([place for place in places if place is not None])
-    full = with_auto_strengths([_edit(item, place, targets) for item, place in zip(items, places, strict=True)])
-    edits = parse_edits([with_request_defaults(edit) for edit in full])
-    problems = [
-        Problem(
-            f"edits[{number}].strength",
-            f"The edit would change the residual by {edit.push:.3g} times its norm; the limit is {MAX_PUSH:g}.",
+def _given(value: object) -> InlineEdits:
+    if not isinstance(value, dict) or not value.keys() & _LISTS:
+        raise InlineSteeringError(
+            "`steering` must be an object with a list `features`, a list `vectors`, or both.", "steering.features"
         )
-        for number, edit in enumerate(edits)
-        if edit.push is not None and edit.push > MAX_PUSH
+    if others := sorted(str(name) for name in value.keys() - _LISTS):
+        raise InlineSteeringError(f"`steering` has no field `{others[0][:100]}`.", "steering", "unknown_parameter")
+    for name in sorted(value.keys()):
+        if not isinstance(value[name], list):
+            message = f"`steering.{name}` must be a list, got {describe(value[name])}."
+            raise InlineSteeringError(message, f"steering.{name}")
+    edits = InlineEdits(value.get("features", []), value.get("vectors", []))
+    total = len(edits.features) + len(edits.vectors)
+    if not 1 <= total <= MAX_INLINE:
+        name = "features" if edits.features or not edits.vectors else "vectors"
+        message = f"`steering` must contain 1 to {MAX_INLINE} edits, got {total}."
+        raise InlineSteeringError(message, f"steering.{name}")
+    return edits
+
+
+def _with_sets(
+    given: InlineEdits, model: int, model_name: str, saes: Mapping[str, SAE], viewer: int | None
+) -> InlineEdits:
+    """Replace names of vector sets by the vectors, if the viewer may see them."""
+    if not given.names_sets:
+        return given
+    start = len(given.features)
+    found = _visible_vectors(given.vectors, model, viewer)
+    norms = norms_of(saes.values())
+    vectors = [
+        _with_set(item, f"edits[{start + number}]", model_name, found, norms)
+        if isinstance(item, dict) and "set" in item
+        else item
+        for number, item in enumerate(given.vectors)
     ]
+    return InlineEdits(given.features, vectors)
+
+
+def _visible_vectors(items: Sequence[Any], model: int, viewer: int | None) -> dict[str, list[PlainVector]]:
+    """Return the vectors of the named sets that the viewer may see, by the name of their set."""
+    names = {item["set"] for item in items if isinstance(item, dict) and isinstance(item.get("set"), str)}
+    rows = VectorSet.objects.filter(model_id=model, name__in=[name for name in names if "\0" not in name])
+    if viewer is not None:
+        rows = visible_vector_sets(User.objects.filter(pk=viewer).first() or AnonymousUser(), rows)
+    return {row.name: [*row.vectors.select_related("vector_set")] for row in rows}
+
+
+def _with_set(
+    item: dict[str, Any],
+    path: str,
+    model_name: str,
+    found: Mapping[str, Sequence[PlainVector]],
+    norms: Mapping[Site, float],
+) -> dict[str, Any]:
+    name, layer, site = (item.get(field) for field in ("set", "layer", "site"))
+    if "values" in item:
+        raise InvalidSpecError([Problem(f"{path}.set", "Expected either `set` or `values`, got both.")])
+    if not isinstance(name, str) or name not in found:
+        message = f"The model `{model_name}` has no vector set {describe(name)}, or you do not have access to it."
+        raise InvalidSpecError([Problem(f"{path}.set", message, "vector_set_not_found")])
+    vectors = [one for one in found[name] if layer in {None, one.layer} and site in {None, one.site}]
+    if len(vectors) != 1 or isinstance(layer, bool):
+        places = ", ".join(one.place.label for one in found[name][:10])
+        message = f"Expected `layer` and `site` of one vector of `{name}`. Available: {places}."
+        raise InvalidSpecError([Problem(f"{path}.layer", message)])
+    rest = {field: value for field, value in item.items() if field not in {"set", *_PLACE}}
+    return {**rest, **registered_to_json(vectors[0], norms)}
+
+
+def _parse(given: InlineEdits, model: int, model_name: str, saes: Mapping[str, SAE]) -> tuple[EditSpec, ...]:
+    start = len(given.features)
+    full = [_feature_edit(item, f"edits[{number}]", model_name, saes) for number, item in enumerate(given.features)]
+    norms = norms_of(saes.values())
+    full += [
+        _vector_edit(item, f"edits[{number}]", model_name, saes, norms)
+        for number, item in enumerate(given.vectors, start)
+    ]
+    targets = feature_targets([place for edit in full for place in _places_in(edit)])
+    filled = with_auto_strengths([_filled(edit, targets) for edit in full])
+    edits = parse_edits([with_request_defaults(edit) for edit in filled])
+    problems = [problem for number, edit in enumerate(edits) for problem in _push_problems(edit, f"edits[{number}]")]
+    if any(isinstance(target, VectorTarget) for edit in edits for target in _targets(edit)):
+        shape = read_model_shape(LanguageModel.objects.get(pk=model))
+        problems += [problem for number, edit in enumerate(edits) for problem in _misfits(edit, shape, number)]
     if problems:
         raise InvalidSpecError(problems)
     return edits
 
 
-def _place(item: Any, path: str, model_name: str, saes: Mapping[str, SAE]) -> FeaturePlace | None:
-    """Return the place, or None if the item is not an object, which the parser reports."""
+def _push_problems(edit: EditSpec, path: str) -> Iterator[Problem]:
+    if edit.push is not None and edit.push > MAX_PUSH:
+        message = f"The edit would change the residual by {edit.push:.3g} times its norm; the limit is {MAX_PUSH:g}."
+        yield Problem(f"{path}.strength", message)
+
+
+def _targets(edit: EditSpec) -> list[object]:
+    return [edit.target] if edit.gate is None else [edit.target, edit.gate.target]
+
+
+def _misfits(edit: EditSpec, shape: ModelShape, number: int) -> Iterator[Problem]:
+    """Yield the vectors of an edit whose place or width is not the model's."""
+    for target, path in zip(_targets(edit), (f"edits[{number}].vector", f"edits[{number}].gate.vector"), strict=False):
+        if not isinstance(target, VectorTarget):
+            continue
+        site = target.site
+        if site.layer >= shape.num_layers:
+            message = f"The model has layers 0 to {shape.num_layers - 1}, got layer {site.layer}."
+            yield Problem(f"{path}.layer", message)
+        elif shape.width(site) != len(target.values):
+            width = shape.width(site)
+            message = f"The vector has {len(target.values)} values, but the model has {width} at {site.label}."
+            yield Problem(f"{path}.values", message)
+
+
+def _feature_edit(item: Any, path: str, model_name: str, saes: Mapping[str, SAE]) -> Any:
+    """Return the edit with its feature's place; the parser reports an item that is not an object."""
     if not isinstance(item, dict):
-        return None
-    if not item.keys().isdisjoint({"feature", "vector", "site", "gate"}):
+        return item
+    if not item.keys().isdisjoint({"feature", "vector", "site"}):
         message = (
-            "Edits in a request name their feature by `sae` and `index`. To use vectors, sites or gates, publish a "
-            "profile."
+            "Edits in `features` name their feature by `sae` and `index`. Put vectors into `steering.vectors`; to "
+            "preserve norms, publish a profile."
         )
         raise InvalidSpecError([Problem(path, message)])
     sae = named_sae(item.get("sae"), f"{path}.sae", model_name, saes)
-    return feature_place(sae, item.get("index"), f"{path}.index")
-
-
-def _edit(item: Any, place: FeaturePlace | None, targets: Mapping[FeaturePlace, FeatureTarget]) -> Any:
-    """Return the edit as a version's JSON, with its feature filled in; the parser reports other problems."""
-    if place is None:
-        return item
     rest = {name: value for name, value in item.items() if name not in {"sae", "index"}}
-    return {**rest, "feature": feature_json(targets[place])}
+    edit = {**rest, "feature": feature_place(sae, item.get("index"), f"{path}.index")}
+    return _with_places(edit, path, model_name, saes)
+
+
+def _vector_edit(item: Any, path: str, model_name: str, saes: Mapping[str, SAE], norms: Mapping[Site, float]) -> Any:
+    """Return the edit with its vector as in a version; the parser reports an item that is not an object."""
+    if not isinstance(item, dict):
+        return item
+    if foreign := sorted(item.keys() & {"feature", "vector", "sae", "index"}):
+        message = "Edits in `vectors` have `layer`, `site` and `values`, or `set`; put features into `features`."
+        raise InvalidSpecError([Problem(f"{path}.{foreign[0]}", message)])
+    rest = {name: value for name, value in item.items() if name not in _PLACE}
+    given = {name: item[name] for name in _PLACE if name in item}
+    if "reference_norm" in given:
+        given = {"typical_norm": given["reference_norm"], **given}
+    edit = {"unit": "raw", **rest, "vector": vector_to_json(given, norms)}
+    return _with_places(edit, path, model_name, saes)
 
 
 def feature_json(target: FeatureTarget) -> Any:
@@ -203,7 +326,7 @@ def read_short_edits(model: LanguageModel, items: Sequence[Any]) -> tuple[EditSp
     return parse_edits([with_request_defaults(edit) for edit in filled])
 
 
-def _with_places(item: Any, path: str, model_name: str, saes: dict[str, SAE]) -> Any:
+def _with_places(item: Any, path: str, model_name: str, saes: Mapping[str, SAE]) -> Any:
     """Return the edit with places in its feature fields; the parser reports other problems."""
     if not isinstance(item, dict):
         return item
@@ -214,7 +337,7 @@ def _with_places(item: Any, path: str, model_name: str, saes: dict[str, SAE]) ->
     return full
 
 
-def _with_place(item: dict[str, Any], path: str, model_name: str, saes: dict[str, SAE]) -> dict[str, Any]:
+def _with_place(item: dict[str, Any], path: str, model_name: str, saes: Mapping[str, SAE]) -> dict[str, Any]:
     if "index" not in item:
         return dict(item)
     rest = {name: value for name, value in item.items() if name not in {"sae", "index"}}

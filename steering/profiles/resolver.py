@@ -31,13 +31,15 @@ _MAX_SHOWN = 120
 class SteeringSelection:
     """The steering that a request selects: a published version, inline edits (JSON), or nothing; and its intensity.
 
-    ``draft`` is the unsaved draft of a form on this server.
+    ``draft`` is the unsaved draft of a form on this server. ``viewer`` is the user whose vector sets inline edits may
+    name; None may name all, such as requests without a key, which come from this machine.
     """
 
     reference: str | None = None
     intensity: float = 1.0
     inline: object = None
     draft: PublishedVersion | None = None
+    viewer: int | None = None
 
     def __bool__(self) -> bool:
         return self.reference is not None or self.inline is not None or self.draft is not None
@@ -126,7 +128,7 @@ class ProfileResolver:
             return selection.draft
         if selection.inline is not None:
             known = await find_inline(pk, selection.inline)
-            return known or await asyncio.to_thread(read_inline, pk, model, selection.inline)
+            return known or await asyncio.to_thread(read_inline, pk, model, selection.inline, selection.viewer)
         return None if selection.reference is None else find_version(profiles, pk, model, selection.reference)
 
 

@@ -15,6 +15,7 @@ from steering.spec.edit import EditSpec
 from steering.spec.rendering import edits_to_json, fingerprint
 
 MAX_RECENT = 256
+MAX_RECENT_VALUES = 1 << 21  # of vectors: 64 MiB
 WATCH = "watch:"
 DRAFT = "@draft"
 """Suffix of the name of a draft that is tried out, in place of a version's @number."""
@@ -81,11 +82,19 @@ def source_of(sae: SAE) -> SAESource:
     return SAESource(sae.name, sae.checksum, sae.source, sae.revision, sae.subfolder)
 
 
-class RecentVersions:
-    """A thread-safe LRU cache of inline edits that were parsed to versions."""
+def num_values(version: PublishedVersion) -> int:
+    """Return how many numbers the vectors of a version have, which is most of its size in memory."""
+    edits = version.edits if isinstance(version.edits, list) else []
+    return sum(len(edit["vector"]["values"]) for edit in edits if "vector" in edit)
 
-    def __init__(self, size: int) -> None:
+
+class RecentVersions:
+    """A thread-safe LRU cache of inline edits that were parsed to versions, with a limit on the size of vectors."""
+
+    def __init__(self, size: int, max_values: int = MAX_RECENT_VALUES) -> None:
         self._size = size
+        self._max_values = max_values
+        self._num_values = 0
         self._versions: OrderedDict[tuple[int, str], PublishedVersion] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -97,9 +106,12 @@ class RecentVersions:
 
     def keep(self, model: int, text: str, version: PublishedVersion) -> None:
         with self._lock:
+            if (model, text) not in self._versions:
+                self._num_values += num_values(version)
             self._versions[model, text] = version
-            if len(self._versions) > self._size:
-                self._versions.popitem(last=False)
+            while len(self._versions) > self._size or (self._num_values > self._max_values and self._versions):
+                _, dropped = self._versions.popitem(last=False)
+                self._num_values -= num_values(dropped)
 
 
 @dataclass(frozen=True, slots=True)

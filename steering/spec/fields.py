@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import math
+import struct
 from collections.abc import Collection
 from typing import TypeVar, cast
 
@@ -124,11 +126,23 @@ class Fields:
         return number
 
     def numbers(self, name: str, *, max_length: int, limit: float) -> tuple[float, ...]:
+        """Return the numbers of a list, or of little-endian float32 values in base64. Reports the first invalid one."""
         value = self._take(name)
+        if isinstance(value, str):
+            try:
+                value = float32_numbers(value)
+            except ValueError as error:
+                self.report(name, str(error))
+                return ()
         if not isinstance(value, list) or not 0 < len(value) <= max_length:
             self.report(name, f"Expected a list of 1 to {max_length} numbers, got {describe(value)}.")
             return ()
-        return tuple(self._finite(f"{name}[{position}]", item, limit) for position, item in enumerate(value))
+        num_problems, numbers = len(self._problems), []
+        for position, item in enumerate(value):
+            numbers.append(self._finite(f"{name}[{position}]", item, limit))
+            if len(self._problems) > num_problems:
+                return ()
+        return tuple(numbers)
 
     def texts(self, name: str, *, max_length: int) -> tuple[str, ...]:
         value = self._take(name)
@@ -178,6 +192,17 @@ def _is_pair(value: object, maximum: int) -> bool:
     if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start < maximum:
         return False
     return end is None or (not isinstance(end, bool) and isinstance(end, int) and start < end <= maximum)
+
+
+def float32_numbers(text: str) -> list[float]:
+    """Decode little-endian float32 values in base64. Raise ValueError with a sentence if the text is none."""
+    try:
+        data = base64.b64decode(text, validate=True)
+    except ValueError:  # also for characters beyond ASCII
+        raise ValueError(f"Expected a list of numbers, or float32 values in base64, got {describe(text)}.") from None
+    if len(data) % 4:
+        raise ValueError(f"Expected float32 values of 4 bytes each, got {len(data)} bytes.")
+    return list(struct.unpack(f"<{len(data) // 4}f", data))
 
 
 def describe(value: object) -> str:

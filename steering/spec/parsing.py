@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import struct
+from typing import Any
 
 from inference.interventions import ALL_TOKENS, SITE_KINDS, Site, Window
 from steering.spec.checks import MAX_WINDOWS, check_edit, check_prompt_gates, check_windows, find_conflicts
@@ -54,8 +56,27 @@ def parse_edits(value: object) -> tuple[EditSpec, ...]:
 
 
 def with_request_defaults(edit: object) -> object:
-    """Return an edit of a request or a form with the defaults that apply there."""
-    return {"sink_tokens": False, **edit} if isinstance(edit, dict) else edit
+    """Return an edit of a request or a form with the defaults that apply there.
+
+    The numbers of its vectors are rounded to float32, as files and base64 have them, so that the same vector has the
+    same fingerprint however it is sent.
+    """
+    return {"sink_tokens": False, **_rounded(edit)} if isinstance(edit, dict) else edit
+
+
+def _rounded(edit: dict[str, Any]) -> dict[str, Any]:
+    found = {name: edit[name] for name in ("vector", "gate") if isinstance(edit.get(name), dict)}
+    rounded = {name: _rounded(value) for name, value in found.items()}
+    if isinstance(values := edit.get("values"), list):
+        return {**edit, **rounded, "values": _float32(values)}
+    return {**edit, **rounded}
+
+
+def _float32(values: list[Any]) -> list[Any]:
+    """Return the numbers rounded to float32; other values as they are, for the parser to report."""
+    if not all(type(value) in (int, float) and abs(value) <= MAX_STRENGTH for value in values):
+        return values
+    return list(struct.unpack(f"<{len(values)}f", struct.pack(f"<{len(values)}f", *values)))
 
 
 def _parse_edit(value: object, path: str, problems: list[Problem]) -> EditSpec:

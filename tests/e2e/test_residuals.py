@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
+import httpx2 as httpx
 import numpy as np
+import openai
 import pytest
 import torch
 from openai import OpenAI
@@ -51,3 +54,37 @@ def test_steered_residuals_differ_by_the_edit(exact_client: OpenAI, steer: dict[
     site = {"sites": [{"layer": 2}], "special_tokens": False, **steer}
     before, after = (read(exact_client, **site, stage=stage)["input.0.2.resid_post"] for stage in ("pre", "post"))
     assert (np.linalg.norm(after - before, axis=1) > 0.1).all()
+
+
+ENDPOINTS: dict[str, dict[str, Any]] = {
+    "/chat/completions": {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 2},
+    "/completions": {"prompt": "Once", "max_tokens": 2},
+    "/responses": {"input": "Hi.", "max_output_tokens": 16, "store": False},
+    "/messages": {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 2},
+    "/features/activations": {"input": "Once upon", "top_k": 1},
+    "/residuals": {"input": "Once upon", "sites": [{"layer": 2}], "pooling": "last"},
+    "/decisions": {"input": "Hi.", "questions": [{"type": "predicate", "name": "sad", "instructions": "Sad?"}]},
+}
+
+
+def test_inline_vectors_steer_every_endpoint(exact_client: OpenAI, oracle: Any):
+    values = np.linspace(-1, 1, oracle.model.config.hidden_size, dtype=np.float32)
+    vector = {"layer": 2, "values": base64.b64encode(values.tobytes()).decode(), "strength": 0.5, "sink_tokens": True}
+    fingerprints = set()
+    for path, body in ENDPOINTS.items():
+        fields = {"model": "demo", "steering": {"vectors": [vector]}, **body}
+        answer = exact_client.post(path, body=fields, cast_to=httpx.Response)
+        assert answer.headers["x-millm-profile"] == "inline", path
+        fingerprints.add(answer.headers["x-millm-steering"])
+    assert len(fingerprints) == 1
+
+    site = {"sites": [{"layer": 2}], "special_tokens": False, "steering": {"vectors": [vector]}}
+    before, after = (read(exact_client, **site, stage=stage)["input.0.2.resid_post"] for stage in ("pre", "post"))
+    np.testing.assert_allclose(after - before, np.broadcast_to(0.5 * values, before.shape), atol=1e-3)
+
+
+def test_inline_vectors_that_do_not_fit_name_their_field(exact_client: OpenAI):
+    wrong = {"vectors": [{"layer": 2, "values": [1.0, 2.0]}]}
+    with pytest.raises(openai.BadRequestError, match="has 2 values, but the model has") as caught:
+        read(exact_client, sites=[{"layer": 2}], steering=wrong)
+    assert caught.value.param == "steering.vectors[0].values"

@@ -155,6 +155,15 @@ def test_what_the_row_says_becomes_the_request() -> None:
 
 
 @pytest.mark.django_db
+def test_vectors_that_were_too_large_for_the_log_are_not_replayed() -> None:
+    vectors = [{"layer": 1, "values": "sha256:" + "0" * 64}]
+    logged = row(parameters={"steering": {"vectors": vectors}}, profile="inline")
+    with pytest.raises(ReplayError, match="too large for the log"):
+        read_row(logged)
+    assert read_row(logged, "gloomy@2").selection.reference == "gloomy@2"
+
+
+@pytest.mark.django_db
 def test_the_page_enqueues_for_those_who_may() -> None:
     found = row()
     page = reverse("admin:openai_api_requestlog_replay", args=[found.pk])

@@ -75,6 +75,23 @@ async def test_edits_of_the_request_take_the_place_of_defaults(api: Api):
     assert api.log.only.parameters["steering"] == EDITS
 
 
+async def test_the_owner_of_the_key_decides_which_vector_sets_may_be_named(api: Api):
+    await api.chat(steering=EDITS)
+    await api.chat(api.keys.add("key", may_steer_inline=True, owner_id=7), steering=EDITS)
+    assert [selection.viewer for selection in api.steering.selections] == [None, 7]
+
+
+async def test_the_log_has_vectors_as_base64_or_their_hash(api: Api):
+    small, large = [1.0, 2.5], [0.1] * 20_000
+    for values in (small, "AACAPwAAIEA=", large, ["x"], None):
+        await api.chat(steering={"vectors": [{"layer": 1, "values": values}, 3]})
+    logged = [entry.parameters["steering"]["vectors"][0]["values"] for entry in api.log.entries]
+    assert logged[0] == logged[1] == "AACAPwAAIEA="
+    assert logged[2].startswith("sha256:")
+    assert logged[3:] == ["1 values", None]
+    assert api.steering.selections[0].inline == {"vectors": [{"layer": 1, "values": small}, 3]}
+
+
 @pytest.mark.parametrize("fields", [{"profile": "cats"}, {"model": "tiny:cats"}])
 async def test_edits_and_a_profile_contradict_each_other(api: Api, fields: dict[str, Any]):
     response = await api.chat(steering=EDITS, **fields)
