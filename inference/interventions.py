@@ -26,7 +26,7 @@ from inference.segments import ALL_SEGMENTS, Segment
 if TYPE_CHECKING:
     from torch import Tensor
 
-SiteKind = Literal["resid_pre", "resid_post", "mlp_raw", "mlp_out", "attn_out"]
+SiteKind = Literal["resid_pre", "resid_post", "mlp_in", "mlp_raw", "mlp_out", "attn_out", "resid_mid", "mlp_norm"]
 Phase = Literal[
     "prompt", "generation", "both", "from_last_prompt_token", "before_last_prompt_token", "last_prompt_token"
 ]
@@ -43,8 +43,11 @@ ZONES: Mapping[Phase, frozenset[Zone]] = {
     "last_prompt_token": frozenset({"last_prompt_token"}),
 }
 Normalization = Literal["none", "constant_norm_rescale", "layer_norm"]
-SITE_KINDS: tuple[SiteKind, ...] = ("resid_pre", "resid_post", "mlp_raw", "mlp_out", "attn_out")
-_FORWARD_ORDER: tuple[SiteKind, ...] = ("resid_pre", "attn_out", "mlp_raw", "mlp_out", "resid_post")
+SITE_KINDS: tuple[SiteKind, ...] = ("resid_pre", "resid_post", "mlp_in", "mlp_raw", "mlp_out", "attn_out")
+"""The sites that edits, SAEs and captures may name. Transcoders may read at the others, which nothing writes to."""
+_FORWARD_ORDER: tuple[SiteKind, ...] = (
+    "resid_pre", "attn_out", "resid_mid", "mlp_norm", "mlp_in", "mlp_raw", "mlp_out", "resid_post",
+)  # fmt: skip
 MAX_GATES = 2
 MAX_PROMPT_GATES = 3  # of an intervention: each one doubles its rows in the tables
 
@@ -53,9 +56,11 @@ MAX_PROMPT_GATES = 3  # of an intervention: each one doubles its rows in the tab
 class Site:
     """A place in the model: ``resid_post`` of layer N is the output of ``model.layers[N]``.
 
-    ``resid_pre`` is that layer's input, ``mlp_raw`` the output of its MLP module, ``mlp_out`` the MLP's contribution to
+    ``resid_pre`` is that layer's input, ``mlp_in`` the input of its MLP module (after the norm before it), ``mlp_raw``
+    the output of that module, ``mlp_out`` the MLP's contribution to
     the residual (after the post-norm that some architectures have), ``attn_out`` the input of ``o_proj``
-    (TransformerLens' hook_z, heads concatenated).
+    (TransformerLens' hook_z, heads concatenated). ``resid_mid`` is the input of the norm before the MLP, and
+    ``mlp_norm`` that norm's output before its gain and bias (TransformerLens' ln2.hook_normalized), in float32.
     """
 
     layer: int

@@ -10,7 +10,7 @@ are sorted by effect, and summed in float64.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypedDict
 
@@ -112,7 +112,6 @@ def compile_edits(edits: Sequence[EditSpec], saes: SAEs, skip_token_ids: frozens
     """
     check_conflicts(edits)
     _check_features(edits, saes)
-    _check_reading(edits, saes)
     _check_directions(edits, saes)
     acting = sorted((edit for edit in edits if not edit.is_no_op), key=effect_key)
     active = [replace(edit, window=window, ranges=()) for edit in acting for window in edit.windows]
@@ -137,36 +136,6 @@ def _why_inert(edit: EditSpec, saes: SAEs) -> str:
     if isinstance(edit.target, FeatureTarget):
         return f"Feature {edit.target.index} of {edit.target.sae.name} has a decoder row of zeros."
     return "The vector is zero."
-
-
-_READING = frozenset({"scale", "clamp", "ablate", "at_least", "at_most"})  # they depend on the feature's activation
-
-
-def _check_reading(edits: Sequence[EditSpec], saes: SAEs) -> None:
-    """Refuse edits that need a transcoder's activations: it reads another site than the one it writes to."""
-    problems = [
-        Problem(f"edits[{number}].{field}", _unreadable(target.sae.name, what))
-        for number, edit in enumerate(edits)
-        for field, what, target in _read_by(edit)
-        if not _sae(target, saes).reads_its_site
-    ]
-    if problems:
-        raise InvalidSpecError(problems)
-
-
-def _read_by(edit: EditSpec) -> Iterator[tuple[str, str, FeatureTarget]]:
-    """Yield the field, its value, and the feature whose activation it needs."""
-    if isinstance(edit.target, FeatureTarget):
-        if edit.operation in _READING:
-            yield "operation", edit.operation, edit.target
-        if edit.only_if_active:
-            yield "only_if_active", "only_if_active", edit.target
-    if edit.gate is not None and isinstance(edit.gate.target, FeatureTarget):
-        yield "gate.feature", "a gate", edit.gate.target
-
-
-def _unreadable(name: str, what: str) -> str:
-    return f"{name} is a transcoder. It reads the MLP's input, so {what} is not possible at its output; use `add`."
 
 
 def _check_features(edits: Sequence[EditSpec], saes: SAEs) -> None:
@@ -261,24 +230,25 @@ def _basis(edits: Sequence[EditSpec], saes: SAEs) -> Tensor:
 
 def _compile_rules(edits: Sequence[EditSpec], removals: _Removals, saes: SAEs) -> list[ReaderEdit]:
     """Return one edit per site, tokens and reader, with its rules in the order of their effects."""
-    rules: dict[tuple[_Tokens, str], list[FeatureRule]] = defaultdict(list)
+    rules: dict[tuple[_Tokens, str, Site], list[FeatureRule]] = defaultdict(list)
     readers: dict[str, FeatureReader] = {}
     found = [(_Tokens.of(edit), *_rule(edit, saes)) for edit in edits if not isinstance(edit.target, SiteTarget)]
     for tokens, mine in removals.items():
-        found += [(tokens, Direction(vector), FeatureRule(0, gain=0.0)) for vector in _basis(mine, saes)]
-    for tokens, reader, rule in found:
+        found += [(tokens, tokens.site, Direction(vector), FeatureRule(0, gain=0.0)) for vector in _basis(mine, saes)]
+    for tokens, site, reader, rule in found:
         readers[reader.key] = reader
-        rules[tokens, reader.key].append(rule)
+        rules[tokens, reader.key, site].append(rule)
     return [
-        ReaderEdit(t.site, readers[key], tuple(mine), **t.choice)
-        for (t, key), mine in sorted(rules.items(), key=lambda item: item[0])
+        ReaderEdit(t.site, readers[key], tuple(mine), None if site == t.site else site, **t.choice)
+        for (t, key, site), mine in sorted(rules.items(), key=lambda item: item[0])
     ]
 
 
-def _rule(edit: EditSpec, saes: SAEs) -> tuple[FeatureReader, FeatureRule]:
+def _rule(edit: EditSpec, saes: SAEs) -> tuple[Site, FeatureReader, FeatureRule]:
+    """Return the rule, its reader, and the site where that reads."""
     gates = _gates(edit, saes)
     if edit.operation in DIRECTION_OPERATIONS or isinstance(edit.target, VectorTarget):
-        return _direction_rule(edit, saes, gates)
+        return edit.target.site, *_direction_rule(edit, saes, gates)
     assert isinstance(edit.target, FeatureTarget)
     raw, sae = edit.raw, _sae(edit.target, saes)
     rule = {
@@ -289,14 +259,17 @@ def _rule(edit: EditSpec, saes: SAEs) -> tuple[FeatureReader, FeatureRule]:
         "at_least": {"lower": raw},
         "at_most": {"upper": raw},
     }[edit.operation]
-    return sae, FeatureRule(edit.target.index, **rule, only_if_active=edit.only_if_active, gates=gates)
+    whole = FeatureRule(edit.target.index, **rule, only_if_active=edit.only_if_active, gates=gates)
+    return sae.read_site(edit.target.site), sae, whole
 
 
 def _direction_rule(edit: EditSpec, saes: SAEs, gates: tuple[Gate, ...]) -> tuple[FeatureReader, FeatureRule]:
     """Return the direction at length 1; the vector of a gated addition is returned as it is."""
     if edit.only_if_active:
         assert isinstance(edit.target, FeatureTarget)
-        gates = (*gates, Gate(_sae(edit.target, saes), edit.target.index, 0.0))
+        sae = _sae(edit.target, saes)
+        there = sae.read_site(edit.target.site)
+        gates = (*gates, Gate(sae, edit.target.index, 0.0, None if there == edit.target.site else there))
     vector, raw = _direction(edit, saes), edit.raw
     if edit.operation == "add":
         return Direction(vector), FeatureRule(0, offset=raw, gates=gates)
@@ -311,26 +284,28 @@ def _gates(edit: EditSpec, saes: SAEs) -> tuple[Gate, ...]:
     spec = edit.gate
     if spec is None:
         return ()
-    reader, feature = _gate_reader(spec, saes)
-    is_here = spec.target.site == edit.target.site and spec.scope == "token"
+    site, reader, feature = _gate_reader(spec, saes)
+    is_here = site == edit.target.site and spec.scope == "token"
     gate = Gate(
         reader,
         feature,
         spec.raw,
-        None if is_here else spec.target.site,
+        None if is_here else site,
         spec.scope,
         pools_residual=isinstance(spec.target, VectorTarget) and spec.scope != "token",
     )
     return (replace(gate, reader=Negated(reader), above=-spec.raw) if spec.side == "below" else gate,)
 
 
-def _gate_reader(spec: GateSpec, saes: SAEs) -> tuple[FeatureReader, int]:
-    """Return the reader and the feature whose activation is the gate's value."""
+def _gate_reader(spec: GateSpec, saes: SAEs) -> tuple[Site, FeatureReader, int]:
+    """Return the site, the reader there, and the feature whose activation is the gate's value."""
+    site = spec.target.site
     if isinstance(spec.target, FeatureTarget):
-        return _sae(spec.target, saes), spec.target.index
+        sae = _sae(spec.target, saes)
+        return sae.read_site(site), sae, spec.target.index
     vector = torch.tensor(spec.target.values, dtype=torch.float64)
     unit = vector / vector.norm()
-    return (Cosine(unit) if spec.measure == "cosine" else Direction(unit)), 0
+    return site, (Cosine(unit) if spec.measure == "cosine" else Direction(unit)), 0
 
 
 # Norms

@@ -71,13 +71,6 @@ class ReviewError(InvalidProfileError):
     code = "review_required"
 
 
-class SAENotReadableError(SteeringError):
-    """The SAE does not read the site where it is registered."""
-
-    code = "sae_not_readable"
-    param = "sae"
-
-
 class SAEChoiceError(SteeringError):
     """The model has no SAE, or several and the request does not choose one."""
 

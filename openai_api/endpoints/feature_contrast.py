@@ -82,7 +82,7 @@ async def contrast_features(call: Call) -> HttpResponseBase:
     check_lengths(texts, model, request)
     base = await compiled(model, SteeringSelection())
     skipped = frozenset() if request.special_tokens else model.text.special_token_ids
-    read = CaptureSpec(site=sae.site, probe=AllFeatures(sae.ref), pooling="mean", skip_token_ids=skipped)
+    read = CaptureSpec(site=sae.read_site, probe=AllFeatures(sae.ref), pooling="mean", skip_token_ids=skipped)
     runs = await run(call, model, [(ids, base) for ids in texts.all], captures=(read,))
     found = await asyncio.to_thread(separate, runs, texts, sae, request.num_candidates)
     effects = await measure_effects(call, model, sae, texts, runs, found) if request.rerank is not False else {}

@@ -75,7 +75,7 @@ def read_of(fields: CaptureFields, sae: LoadedSAE, special_token_ids: frozenset[
         raise invalid(f"Features of {sae.name} must be 0 to {last}, got {worst}.", param=param, code="invalid_feature")
     count = min(fields.top_k or DEFAULT_TOP_K, sae.encoder.d_sae)
     probe = FeatureValues(sae.ref, tuple(fields.features)) if fields.features else TopFeatures(sae.ref, count)
-    return capture_spec(fields, sae.site, special_token_ids, probe=probe)
+    return capture_spec(fields, sae.read_site, special_token_ids, probe=probe)
 
 
 def capture_spec(

@@ -104,8 +104,8 @@ def open_lens(sae: SAE, vocab_size: int, log: Callable[[str], None]) -> Lens:
     def no_lens(indices: Sequence[int]) -> list[tuple[int, ...]]:
         return [() for _ in indices]
 
-    if sae.site == SAE.Site.ATTN_OUT:
-        log("There are no output scores: the SAE writes before the attention's output projection.")
+    if sae.site in SAE.OUTSIDE_RESIDUAL:
+        log("There are no output scores: the SAE does not write to the residual.")
         return no_lens
     try:
         folder = resolve_source(sae.model.model_source)

@@ -393,7 +393,5 @@ class EvaluatedVersion:
             return None
         source = self.source(edit.target.sae.checksum)
         sae = get_compiler().sae(source)
-        if not sae.reads_its_site:
-            return None
         probe = FeatureValues(SAERef(source, sae.d_sae), (edit.target.index,))
-        return CaptureSpec(site=edit.target.site, probe=probe, phase="generation")
+        return CaptureSpec(site=sae.read_site(edit.target.site), probe=probe, phase="generation")

@@ -50,7 +50,7 @@ def _lens(feature: Feature) -> LogitLens:
         feature.sae.model.model_source,
         source_of(feature.sae),
         feature.index,
-        feature.sae.site != SAE.Site.ATTN_OUT,
+        feature.sae.site not in SAE.OUTSIDE_RESIDUAL,
     )
     return get_lens_worker().compute_blocking(subject, _LENS_TIMEOUT_S)
 

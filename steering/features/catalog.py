@@ -125,7 +125,7 @@ class FeatureCatalog:
 
     async def lens(self, sae: SAERecord, index: int) -> LogitLens:
         """Return the logit lens. Raise LensUnavailableError, or LensBusyError if too many requests wait."""
-        is_in_residual = sae.site != SAE.Site.ATTN_OUT
+        is_in_residual = sae.site not in SAE.OUTSIDE_RESIDUAL
         return await get_lens_worker().look(LensTarget(sae.model_files, sae.files, index, is_in_residual))
 
     async def _run(self, read: Callable[[], T]) -> T:

@@ -13,7 +13,6 @@ from steering.models import Feature, FeatureEdit, SteeringProfile
 from steering.spec.units import DEFAULT_STRENGTH, MAX_STRENGTH
 
 _OPERATIONS = ("add", "clamp", "scale", "ablate", "at_least", "at_most")
-_TRANSCODER_OPERATIONS = ("add",)  # a transcoder reads another site than it writes
 
 
 class SteerForm(forms.Form):
@@ -42,11 +41,9 @@ class SteerForm(forms.Form):
         assert isinstance(profile, forms.ModelChoiceField)
         profile.queryset = drafts
         labels = dict(FeatureEdit.Operation.choices)
-        is_transcoder = feature.sae.architecture.endswith("transcoder")
-        names = _TRANSCODER_OPERATIONS if is_transcoder else _OPERATIONS
         operation = self.fields["operation"]
         assert isinstance(operation, forms.ChoiceField)
-        operation.choices = [(name, labels[name]) for name in names]
+        operation.choices = [(name, labels[name]) for name in _OPERATIONS]
         unit = "× max activation" if feature.max_activation else "raw"
         self.fields["strength"].help_text = f'{unit}; for "scale by", a factor'
         effect = getattr(feature, "effect", None)

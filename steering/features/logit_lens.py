@@ -129,7 +129,7 @@ def compute_lens(subject: LensTarget) -> LogitLens:
     from steering.features.unembedding import UnembeddingError, open_unembedding  # imports torch
 
     if not subject.is_in_residual:
-        raise LensUnavailableError("The SAE writes before the attention's output projection, not to the residual.")
+        raise LensUnavailableError("The SAE does not write to the residual, so its features have no logit lens.")
     try:
         folder = resolve_source(subject.model)
         row = get_compiler().sae(subject.sae).decoder_row(subject.index).float().numpy()

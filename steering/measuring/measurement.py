@@ -112,7 +112,8 @@ def measure_sae(
     """Measure an SAE. Raise InvalidSAEError for a transcoder, and for residuals that are not finite."""
     if not sae.reads_its_site:
         raise InvalidSAEError(
-            "A transcoder cannot be measured: it reads the MLP's input, which is not a site of this server."
+            "A transcoder cannot be measured: it reads the MLP's input and writes its output, while a measurement "
+            "compares one site with itself."
         )
     if not any(document.num_ordinary for document in documents):
         raise InvalidSAEError("The corpus contains no ordinary tokens to measure.")

@@ -17,9 +17,12 @@ class SAE(models.Model):
     class Site(models.TextChoices):
         RESID_PRE = "resid_pre", "residual before the layer"
         RESID_POST = "resid_post", "residual after the layer"
+        MLP_IN = "mlp_in", "input of the MLP, behind the norm before it"
         MLP_RAW = "mlp_raw", "output of the MLP, before any norm behind it"
         MLP_OUT = "mlp_out", "output of the MLP, as it joins the residual"
         ATTN_OUT = "attn_out", "attention heads, before their projection"
+
+    OUTSIDE_RESIDUAL = (Site.MLP_IN, Site.ATTN_OUT)  # their directions are not ones of the residual
 
     name = models.CharField(max_length=200, unique=True)
     model = models.ForeignKey(LanguageModel, on_delete=models.PROTECT, related_name="saes")

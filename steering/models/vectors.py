@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _SITES = (
     ("resid_pre", "residual before the layer"),
     ("resid_post", "residual after the layer"),
+    ("mlp_in", "input of the MLP, behind the norm before it"),
     ("mlp_raw", "output of the MLP, before any norm behind it"),
     ("mlp_out", "output of the MLP, as it joins the residual"),
     ("attn_out", "attention heads, before their projection"),

@@ -7,16 +7,13 @@ from collections.abc import Sequence
 from core.errors import MillmError
 from steering.errors import InvalidProfileError, NothingToPublishError, SAEUnavailableError
 from steering.model_shape import ModelShape, read_model_shape
-from steering.models import SAE, Feature, FeatureEdit, SteeringProfile
+from steering.models import SAE, FeatureEdit, SteeringProfile
 from steering.profiles.drafts import draft_rows, edits_of
 from steering.sae_registry.files import installed_place
 from steering.spec.edit import DIRECTION_OPERATIONS, EditSpec, FeatureTarget, SAEIdentity, VectorTarget
 from steering.spec.errors import InvalidSpecError, Problem
 from steering.spec.rendering import edits_to_json
 from steering.spec.units import MAX_PUSH
-
-_OPERATION = FeatureEdit.Operation
-_READING = (_OPERATION.SCALE, _OPERATION.CLAMP, _OPERATION.ABLATE, _OPERATION.AT_LEAST, _OPERATION.AT_MOST)
 
 
 def usable_edits(profile: SteeringProfile, rows: Sequence[FeatureEdit]) -> tuple[EditSpec, ...]:
@@ -27,7 +24,6 @@ def usable_edits(profile: SteeringProfile, rows: Sequence[FeatureEdit]) -> tuple
         raise InvalidProfileError.from_spec(error) from error
     if not edits:
         raise InvalidProfileError(f"The draft of {profile} has no edits; add at least one.")
-    _check_reading(rows)
     _check_places(profile, edits)
     problems = [
         problem
@@ -70,29 +66,6 @@ def check_sae_files(sae: SAE) -> SAE:
     except MillmError as error:
         raise SAEUnavailableError(f"The SAE {sae} cannot be used: {error}") from error
     return sae
-
-
-def _check_reading(rows: Sequence[FeatureEdit]) -> None:
-    """Raise InvalidProfileError for an edit that would read a transcoder's features at its output."""
-    for row in rows:
-        if row.gate_feature is not None and _is_written_only(row.gate_feature):
-            raise InvalidProfileError(
-                f"{row.gate_feature} belongs to a transcoder. It is read at the MLP's input, so it cannot gate an "
-                "edit at the MLP's output."
-            )
-    for row in rows:
-        if row.feature is None or not _is_written_only(row.feature):
-            continue
-        if row.operation in _READING or row.only_if_active:
-            what = row.operation if row.operation in _READING else "only_if_active"
-            raise InvalidProfileError(
-                f"{row.feature} belongs to a transcoder. It is read at the MLP's input, so {what} is not possible at "
-                "the output; use `add`."
-            )
-
-
-def _is_written_only(feature: Feature) -> bool:
-    return feature.sae.architecture.endswith("transcoder")
 
 
 def _check_places(profile: SteeringProfile, edits: Sequence[EditSpec]) -> None:

@@ -78,7 +78,7 @@ def readable_sae(profile: SteeringProfile | None) -> str:
     """Return the name of the SAE that a preview captures features with: one that the draft uses, if possible."""
     if profile is None:
         return ""
-    saes = SAE.objects.filter(model=profile.model_id).exclude(architecture__endswith="transcoder").order_by("pk")
+    saes = SAE.objects.filter(model=profile.model_id).order_by("pk")
     edited = FeatureEdit.objects.filter(profile=profile, feature__isnull=False).values("feature__sae")
     sae = saes.filter(pk__in=edited).first() or saes.first()
     return sae.name if sae else ""

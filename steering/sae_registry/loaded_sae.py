@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from inference.interventions import Site
 from inference.steering_refs import SAERef, SAESource
-from steering.errors import SAEChoiceError, SAENotReadableError, UnknownSAEError
+from steering.errors import SAEChoiceError, UnknownSAEError
 from steering.models import SAE, Feature
 from steering.profiles.compilation import get_compiler
 from steering.profiles.snapshot import source_of
@@ -33,6 +33,11 @@ class LoadedSAE:
     source: SAESource
 
     @property
+    def read_site(self) -> Site:
+        """Where it reads: its own site, or of a transcoder one before the MLP."""
+        return self.encoder.read_site(self.site)
+
+    @property
     def ref(self) -> SAERef:
         """The SAE's identity in captures."""
         return SAERef(self.source, self.encoder.d_sae)
@@ -46,15 +51,10 @@ class LoadedSAE:
 def load_registered_sae(row: SAE) -> LoadedSAE:
     """Load an SAE; slow if it is not cached.
 
-    Raise SAENotReadableError for a transcoder, and SAEUnavailableError if the weights are missing or changed.
+    Raise SAEUnavailableError if the weights are missing or changed.
     """
     source = source_of(row)
     encoder = get_compiler().load_reader(source)
-    if not encoder.reads_its_site:
-        raise SAENotReadableError(
-            f"`{row.name}` is a transcoder: it reads the MLP's input, which is not a site of this server. Choose "
-            "another SAE."
-        )
     return LoadedSAE(row.pk, row.name, Site(row.layer, row.site), encoder, source)  # type: ignore[arg-type]  # the row's choices
 
 

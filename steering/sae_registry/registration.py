@@ -172,7 +172,7 @@ def describe(candidate: SAECandidate, model: LanguageModel) -> str:
     math = config.math
     trained = f", trained on {config.model_name}" if config.model_name else ""
     normalised = f" It normalises its input ({math.normalization})." if math.normalization != "none" else ""
-    reads = f" It reads {config.input_hook}, so only `add` is possible." if config.input_hook else ""
+    reads = f" It reads {config.input_hook}." if config.input_hook else ""
     return (
         f"{config.format}: {math.architecture} with {math.d_sae} features of width {math.width_out}"
         f"{trained}. It fits {model} at {candidate.site.label}.{normalised}{reads}"

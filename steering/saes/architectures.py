@@ -4,19 +4,18 @@ A gated SAE is computed as JumpReLU. Its gate and magnitude share one product ``
 ``u + b_gate > 0``, with the value ``relu(u exp(r_mag) + b_mag)``. Solved for the second term this is the condition
 ``pre > b_mag - b_gate exp(r_mag)``.
 
-A transcoder reads the input of an MLP, which is not one of our sites, and writes the output of that MLP. At its own
-site only ``add`` is possible: adding a multiple of a decoder row.
+A transcoder reads the input of an MLP and writes the output of that MLP. An edit changes its activations there, and
+adds the change of the output.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.functional import linear
 
 from inference.interventions import FeatureColumns
-from steering.saes.errors import InvalidSAEError
 from steering.saes.sae import SAEWeights, SparseAutoencoder
 
 if TYPE_CHECKING:
@@ -90,9 +89,6 @@ def gated_weights(
     )
 
 
-_NOT_HERE = "A transcoder reads the MLP's input, not the site where it writes; only `add` is possible."
-
-
 class Transcoder(SparseAutoencoder):
     """Encodes the input of an MLP ``[tokens, d_in]``, and decodes to its output ``[tokens, d_out]``.
 
@@ -106,14 +102,6 @@ class Transcoder(SparseAutoencoder):
         weights = self._on(h.device)
         out = activations @ weights.W_dec + weights.b_dec
         return out if weights.W_skip is None else out + h.float() @ weights.W_skip.T
-
-    def activations(self, h: Tensor, features: Tensor) -> NoReturn:
-        """Raise InvalidSAEError: the residual of an edit is the output of the MLP, which a transcoder does not read."""
-        raise InvalidSAEError(_NOT_HERE)
-
-    def columns(self, features: Tensor) -> NoReturn:
-        """Raise InvalidSAEError, see :meth:`activations`."""
-        raise InvalidSAEError(_NOT_HERE)
 
 
 class ReLUTranscoder(Transcoder, StandardSAE):

@@ -20,6 +20,7 @@ _KINDS: dict[str, SiteKind] = {
     "hook_resid_pre": "resid_pre",
     "hook_resid_post": "resid_post",
     "hook_mlp_out": "mlp_out",
+    "mlp.hook_in": "mlp_in",
     "mlp.hook_out": "mlp_raw",
     "attn.hook_z": "attn_out",
 }
@@ -28,17 +29,20 @@ _HUGGING_FACE: tuple[tuple[re.Pattern[str], SiteKind], ...] = (
     (re.compile(rf"{_LAYERS}(?:\.output)?"), "resid_post"),
     (re.compile(rf"{_LAYERS}\.input"), "resid_pre"),
     (re.compile(rf"{_LAYERS}\.mlp(?:\.output)?"), "mlp_raw"),
+    (re.compile(rf"{_LAYERS}\.mlp\.input"), "mlp_in"),
     (re.compile(rf"{_LAYERS}\.(?:post_feedforward_layernorm|post_mlp_layernorm)(?:\.output)?"), "mlp_out"),
     (re.compile(rf"{_LAYERS}\.(?:self_attn\.o_proj|attention\.dense|attn\.c_proj)\.input"), "attn_out"),
 )
-# Inputs of an MLP, which transcoders read and which are not sites. The second item of each pair is where a transcoder
-# writes if its configuration names no output.
-_MLP_INPUTS: tuple[tuple[re.Pattern[str], SiteKind], ...] = (
-    (re.compile(rf"blocks\.{_LAYER}\.(?:ln2\.hook_normalized|hook_mlp_in|hook_resid_mid)"), "mlp_out"),
-    (re.compile(rf"blocks\.{_LAYER}\.mlp\.hook_in"), "mlp_raw"),
-    (re.compile(rf"{_LAYERS}\.mlp\.input"), "mlp_raw"),
+# Inputs of an MLP, where a transcoder reads it, and where it writes if its configuration names no output.
+# ln2.hook_normalized is the norm before its gain, hook_mlp_in and hook_resid_mid the residual before that norm.
+_MLP_INPUTS: tuple[tuple[re.Pattern[str], SiteKind, SiteKind], ...] = (
+    (re.compile(rf"blocks\.{_LAYER}\.ln2\.hook_normalized"), "mlp_norm", "mlp_out"),
+    (re.compile(rf"blocks\.{_LAYER}\.(?:hook_mlp_in|hook_resid_mid)"), "resid_mid", "mlp_out"),
+    (re.compile(rf"blocks\.{_LAYER}\.mlp\.hook_in"), "mlp_in", "mlp_raw"),
+    (re.compile(rf"{_LAYERS}\.mlp\.input"), "mlp_in", "mlp_raw"),
     (
         re.compile(rf"{_LAYERS}\.(?:pre_feedforward_layernorm\.output|post_attention_layernorm\.output)"),
+        "mlp_in",
         "mlp_out",
     ),
 )
@@ -86,10 +90,21 @@ def same_place(names: Sequence[str]) -> Site:
     return sites[0]
 
 
+def transcoder_input(input_hook: str) -> SiteKind:
+    """Return where a transcoder reads in the layer of its MLP; the MLP's input if no hook is named."""
+    return _mlp_places(input_hook)[1] if input_hook else "mlp_in"
+
+
 def _mlp_output_of(input_hook: str) -> Site:
-    for pattern, kind in _MLP_INPUTS:
+    layer, _, output = _mlp_places(input_hook)
+    return Site(layer, output)
+
+
+def _mlp_places(input_hook: str) -> tuple[int, SiteKind, SiteKind]:
+    """Return the layer, and the sites where a transcoder reads and writes."""
+    for pattern, source, output in _MLP_INPUTS:
         if match := pattern.fullmatch(input_hook):
-            return Site(int(match[1]), kind)
+            return int(match[1]), source, output
     raise InvalidSAEError(
         f"The transcoder's input hook {shown(input_hook)} is not supported. Supported: an MLP's input, such as "
         "blocks.N.ln2.hook_normalized, blocks.N.mlp.hook_in or model.layers.N.mlp.input."

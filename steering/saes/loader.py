@@ -11,6 +11,7 @@ from steering.saes.config import SAEMath
 from steering.saes.errors import InvalidSAEError
 from steering.saes.files import file_sha256
 from steering.saes.folding import fold
+from steering.saes.hooks import transcoder_input
 from steering.saes.place import SAEPlace
 from steering.saes.preview import as_place, recognise
 from steering.saes.sae import SAEWeights, SparseAutoencoder
@@ -43,7 +44,10 @@ def _load(place: SAEPlace, d_in: int | None) -> SparseAutoencoder:
         checksum = file_sha256(file.path)
     weights = fold(converter.convert(tensors, config), math)
     _check(weights, math)
-    return ARCHITECTURES[math.architecture](math.checksum(checksum), math, weights)
+    sae = ARCHITECTURES[math.architecture](math.checksum(checksum), math, weights)
+    if not sae.reads_its_site:
+        sae.input_kind = transcoder_input(config.input_hook)
+    return sae
 
 
 def _check(weights: SAEWeights, math: SAEMath) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch.nn.functional import linear
 
-from inference.interventions import FeatureColumns
+from inference.interventions import FeatureColumns, Site, SiteKind
 from steering.saes.config import SAEMath
 from steering.saes.normalization import NORMALIZERS, Normalized
 
@@ -59,7 +59,7 @@ class SAEWeights:
 class SparseAutoencoder(ABC):
     """Encodes residuals and decodes activations. ``key`` identifies weights and configuration.
 
-    ``reads_its_site`` is False for transcoders: only :meth:`decoder_row` can be used at the site where they write.
+    ``reads_its_site`` is False for transcoders: they read at the site :attr:`input_kind` of the layer where they write.
     """
 
     reads_its_site: ClassVar[bool] = True
@@ -69,8 +69,13 @@ class SparseAutoencoder(ABC):
         self.d_in = math.d_in
         self.d_sae = math.d_sae
         self.math = math
+        self.input_kind: SiteKind = "mlp_in"  # of transcoders
         self._placed = {torch.device("cpu"): weights}
         self._normalize = NORMALIZERS[math.normalization]
+
+    def read_site(self, site: Site) -> Site:
+        """Return where it reads, if ``site`` is where it writes."""
+        return site if self.reads_its_site else Site(site.layer, self.input_kind)
 
     @property
     def is_normalized(self) -> bool:

@@ -49,8 +49,6 @@ def check_rule(*, rule: WatchRule) -> None:
     raw, sae = raw_threshold(rule), rule.feature.sae
     if not math.isfinite(raw) or raw < 0:
         raise InvalidProfileError(f"The threshold must be a finite number of at least 0, got {raw:g}.")
-    if sae.architecture.endswith("transcoder"):
-        raise InvalidProfileError(f"{sae} is a transcoder: it does not read the site that it writes to.")
     if rule.action == WatchRule.Action.CAP and sae.normalization not in FREE_NORMALIZATIONS:
         raise InvalidProfileError(
             f"{sae} normalises its input ({sae.normalization}), so the effect of a cap would depend on each request's "

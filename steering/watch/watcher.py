@@ -181,7 +181,7 @@ def _read(
     if sae is None:
         return None
     return CaptureSpec(
-        site=sae.site,
+        site=sae.read_site,
         probe=FeatureValues(sae.ref, tuple(rule.index for rule in rules), tuple(rule.threshold for rule in rules)),
         stage=stage,
         skip_token_ids=special_token_ids,

@@ -73,6 +73,7 @@ def test_each_site_is_where_the_architecture_has_it(architecture):
     places = {
         "resid_pre": (layer, True),
         "resid_post": (layer, False),
+        "mlp_in": (f"{layer}.{mlp if mlp not in POST_NORMS else 'mlp'}", True),
         "mlp_raw": (f"{layer}.{mlp if mlp not in POST_NORMS else 'mlp'}", False),
         "mlp_out": (f"{layer}.{mlp}", False),
         "attn_out": (f"{layer}.{projection}", True),
@@ -100,6 +101,51 @@ def test_mlp_raw_is_before_the_norm_behind_the_mlp_and_mlp_out_after_it(architec
     seen = capture(model, Site(LAYER, "mlp_raw"), Site(LAYER, "mlp_out"))
     assert torch.equal(norm(seen[Site(LAYER, "mlp_raw")]), seen[Site(LAYER, "mlp_out")])
     assert not torch.allclose(seen[Site(LAYER, "mlp_raw")], seen[Site(LAYER, "mlp_out")], atol=1e-3)
+
+
+# The norm before each architecture's MLP, and the gain and bias behind it; None without a norm of its own.
+NORMS: dict[str, tuple[str, str] | None] = {
+    **dict.fromkeys(
+        ("llama", "mistral", "qwen2", "qwen3", "granite", "smollm3", "mixtral", "glm4"),
+        ("post_attention_layernorm", "w"),
+    ),
+    **dict.fromkeys(("starcoder2", "gpt_neox"), ("post_attention_layernorm", "w b")),
+    **dict.fromkeys(("gpt2", "gpt_neo", "gpt_bigcode"), ("ln_2", "w b")),
+    "gemma": ("post_attention_layernorm", "1 + w"),
+    **dict.fromkeys(("gemma2", "gemma3_text"), ("pre_feedforward_layernorm", "1 + w")),
+    **dict.fromkeys(("olmo2", "olmo3", "exaone4", "phi", "cohere", "gptj"), None),
+}
+
+
+@pytest.mark.parametrize("architecture", NORMS)
+def test_the_norm_before_the_mlp_with_and_without_its_gain(architecture):
+    """``mlp_norm`` is TransformerLens' ln2.hook_normalized, ``resid_mid`` its hook_resid_mid."""
+    model, place = build(architecture), NORMS[architecture]
+    sites = [Site(LAYER, kind) for kind in ("resid_mid", "mlp_norm", "mlp_in")]
+    if place is None:
+        with pytest.raises(SiteError, match=r"There is no site at layer 1 \(mlp_norm\)"):
+            capture(model, sites[1])
+        return
+    norm, gain = model.get_submodule(f"{PLACES[architecture][0]}.{LAYER}.{place[0]}"), place[1]
+    with torch.no_grad():
+        norm.weight.copy_(torch.rand_like(norm.weight) + 0.5)
+        if "b" in gain:
+            norm.bias.copy_(torch.randn_like(norm.bias))
+    seen: list[torch.Tensor] = []
+    handle = norm.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    found = capture(model, *sites)
+    handle.remove()
+    assert torch.equal(found[sites[0]], seen[0])
+    h = seen[0].double()
+    if "b" in gain:
+        expected = (h - h.mean(-1, keepdim=True)) / (h.var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
+    else:
+        eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", 0.0))
+        expected = h / (h.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+    torch.testing.assert_close(found[sites[1]].double(), expected, atol=1e-5, rtol=1e-5)
+    scaled = expected * (1 + norm.weight if gain == "1 + w" else norm.weight)
+    shifted = scaled + norm.bias if "b" in gain else scaled
+    torch.testing.assert_close(found[sites[2]].double(), shifted, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("order", [("mlp_raw", "mlp_out"), ("mlp_out", "mlp_raw")])

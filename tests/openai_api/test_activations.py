@@ -15,7 +15,7 @@ from inference.client import CaptureEvent, Event, GenerationRequest, TokensEvent
 from inference.interventions import Site
 from inference.steering_refs import SAERef, SAESource
 from openai_api.backend import BACKEND, get_backend
-from steering.errors import SAEChoiceError, SAENotReadableError, SteeringError, UnknownSAEError
+from steering.errors import SAEChoiceError, SteeringError, UnknownSAEError
 from steering.sae_registry.loaded_sae import LoadedSAE
 from steering.watch.watcher import ActiveRule, Watch
 from tests.openai_api.conftest import Api, chunks_of
@@ -32,6 +32,9 @@ class FakeEncoder:
     key = "sae"
     d_in = 4
     d_sae = 40
+
+    def read_site(self, site: Site) -> Site:
+        return site
 
 
 class FakeFeatures(NoFeatures):
@@ -182,7 +185,6 @@ async def test_tokens_that_a_stop_string_took_back_are_not_told(api: Api, featur
     ("failure", "status", "code"),
     [
         (SAEChoiceError("Which?"), 400, "sae_required"),
-        (SAENotReadableError("A transcoder."), 400, "sae_not_readable"),
         (UnknownSAEError("None."), 404, "sae_not_found"),
     ],
 )

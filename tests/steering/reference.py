@@ -25,6 +25,7 @@ Change = Callable[[Array], Array]
 PATHS = {
     "resid_pre": ("model.layers.{}", True),
     "resid_post": ("model.layers.{}", False),
+    "mlp_in": ("model.layers.{}.mlp", True),
     "mlp_raw": ("model.layers.{}.mlp", False),
     "mlp_out": ("model.layers.{}.mlp", False),
     "attn_out": ("model.layers.{}.self_attn.o_proj", True),

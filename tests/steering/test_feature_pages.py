@@ -17,7 +17,7 @@ from steering.effects.store import store_effects
 from steering.errors import InvalidProfileError
 from steering.features.drawing import example_rows, histogram_picture
 from steering.features.services import steer_with_feature
-from steering.models import SAE, Feature, SteeringProfile
+from steering.models import Feature, SteeringProfile
 from steering.profiles.drafts import draft_edits
 from tests.steering.pages import login, page, said, staff
 
@@ -173,12 +173,6 @@ class TestSteer:
         assert "elsewhere" not in html
         assert self.steer(client, feature, profile=profile.pk).status_code == 200
         assert profile.edits.count() == 1
-
-    def test_transcoders_are_only_added(self, admin, feature):
-        SAE.objects.update(architecture="jumprelu_transcoder")
-        html = page(admin, CHANGE, feature.pk)
-        assert 'value="add"' in html
-        assert 'value="clamp"' not in html
 
     def test_needs_permission_and_a_post(self, admin, feature):
         client = staff("view_feature")

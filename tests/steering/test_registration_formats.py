@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from django.core.management import CommandError, call_command
 
+from inference.interventions import ReaderEdit, Site
 from steering import services
 from steering.compiler import compile_edits
-from steering.errors import IncompatibleSAEError, InvalidProfileError
-from steering.models import SAE, FeatureEdit
+from steering.errors import IncompatibleSAEError
+from steering.models import SAE
 from steering.profiles.drafts import feature_target
 from steering.sae_registry.registration import SAELocation, inspect_sae
 from steering.saes.loader import load_sae
 from steering.saes.preview import as_place
 from steering.spec.edit import EditSpec, GateSpec
-from steering.spec.errors import InvalidSpecError
 from tests.steering.conftest import write_model_config
 from tests.steering.format_files import CASES, circuit_tracer, gemma_scope, goodfire, saelens_transcoder
 from tests.steering.sae_files import sae_config, write_sae
@@ -124,32 +124,21 @@ class TestTranscoder:
         assert (edit.vector.float() == 2 * weights.decoder_row(3)).all()
 
     @pytest.mark.parametrize("operation", ["scale", "clamp", "ablate", "at_least", "at_most"])
-    def test_what_has_to_be_read_is_refused(self, operation, sae, model):
-        with pytest.raises(
-            InvalidSpecError, match=rf"edits\[0\].operation: tc is a transcoder\. .* {operation} is not"
-        ):
-            compile_edits([self.edit(sae, operation)], {sae.checksum: load_sae(Path(sae.source) / sae.subfolder)})
-        profile = services.create_profile(name="p", model=model)
-        feature = sae.features.get(index=3)
-        FeatureEdit.objects.create(profile=profile, feature=feature, operation=operation, strength=2, unit="raw")
-        with pytest.raises(
-            InvalidProfileError, match=rf"tc #3 belongs to a transcoder\. .* so {operation} is not possible"
-        ):
-            services.publish_profile(profile=profile)
-
-    def test_conditions_that_have_to_be_read_are_refused(self, sae, model):
+    def test_other_operations_read_the_input_of_the_mlp(self, operation, sae):
         weights = load_sae(Path(sae.source) / sae.subfolder)
-        add, other = self.edit(sae, "add"), feature_target(sae.features.get(index=4))
-        conditions = {
-            "only_if_active": replace(add, only_if_active=True),
-            "gate.feature": replace(add, gate=GateSpec(other, 0.5, "raw")),
-        }
-        for field, edit in conditions.items():
-            with pytest.raises(InvalidSpecError, match=rf"edits\[0\].{field}: tc is a transcoder"):
-                compile_edits([edit], {sae.checksum: weights})
-            profile = services.create_profile(name=field.replace(".", "-"), model=model, edits=[edit])
-            with pytest.raises(InvalidProfileError, match="belongs to a transcoder"):
-                services.publish_profile(profile=profile)
+        (edit,) = compile_edits([self.edit(sae, operation)], {sae.checksum: weights}).edits
+        assert isinstance(edit, ReaderEdit)
+        assert (edit.site, edit.reads_at) == (Site(1, "mlp_out"), Site(1, "mlp_in"))
+
+    def test_conditions_read_there_too(self, sae, model):
+        weights = load_sae(Path(sae.source) / sae.subfolder)
+        other = feature_target(sae.features.get(index=4))
+        whole = replace(self.edit(sae, "add"), only_if_active=True, gate=GateSpec(other, 0.5, "raw"))
+        (edit,) = compile_edits([whole], {sae.checksum: weights}).edits
+        assert isinstance(edit, ReaderEdit)
+        assert [gate.site for gate in edit.gates] == [edit.reads_at] == [Site(1, "mlp_in")]
+        profile = services.create_profile(name="p", model=model, edits=[whole])
+        assert services.publish_profile(profile=profile).number == 1
 
     def test_add_is_published(self, sae, model):
         profile = services.create_profile(name="p", model=model, edits=[self.edit(sae, "add")])
@@ -173,7 +162,7 @@ class TestCommand:
         call_command("add_sae", "x", str(path.parent), model="tiny", subfolder=path.name, preview=True)
         out = capsys.readouterr().out
         assert "circuit-tracer: transcoder with 40 features of width 12, trained on org/tiny." in out
-        assert "It fits tiny at layer 1 (mlp_out). It reads blocks.1.mlp.hook_in, so only `add` is possible." in out
+        assert "It fits tiny at layer 1 (mlp_out). It reads blocks.1.mlp.hook_in." in out
 
     def test_doubts_are_told(self, model, tmp_path, capsys):
         folder = write_sae(

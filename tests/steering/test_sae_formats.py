@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from inference.interventions import Site
 from steering.saes.formats.registry import FORMATS
 from steering.saes.loader import load_sae
 from steering.saes.preview import as_place, preview_sae, recognise, sae_checksum
@@ -75,11 +76,13 @@ def test_delta_is_the_difference_of_decodings(case, tmp_path):
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if "transcoder" in case.architecture])
-def test_transcoders_do_not_read_where_they_write(name, tmp_path):
+def test_transcoders_read_before_the_mlp(name, tmp_path):
     sae = load_sae(CASES[name].write(tmp_path).path)
     assert not sae.reads_its_site
-    with pytest.raises(ValueError, match="only `add` is possible"):
-        sae.activations(torch.zeros(1, D_IN), torch.tensor([0]))
+    assert sae.read_site(Site(3, "mlp_out")) == Site(3, sae.input_kind)
+    assert sae.input_kind in {"mlp_in", "mlp_norm", "resid_mid"}
+    h = as_tensor(residuals())
+    np.testing.assert_allclose(sae.activations(h, torch.tensor([3, 0])), sae.encode(h)[:, [3, 0]], atol=1e-6)
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if "transcoder" not in case.architecture])

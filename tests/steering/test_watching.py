@@ -70,16 +70,12 @@ def test_a_unit_without_its_number_is_refused(feature):
         saved(feature)
 
 
-def test_a_transcoder_and_a_cap_of_a_normalising_sae_are_refused(feature):
+def test_a_cap_of_a_normalising_sae_is_refused(feature):
     SAE.objects.update(normalization="layer_norm")
     feature.refresh_from_db()
     with pytest.raises(InvalidProfileError, match="normalises"):
         saved(feature, action="cap")
     saved(feature, action="alert")
-    SAE.objects.update(architecture="topk_transcoder")
-    feature.refresh_from_db()
-    with pytest.raises(InvalidProfileError, match="transcoder"):
-        saved(feature, name="other")
 
 
 def test_a_cap_becomes_a_policy_behind_all_others(feature):

@@ -11,7 +11,7 @@ _LABEL = re.compile(r"layers\.(\d+)\.(\w+)")
 
 
 class Site(NamedTuple):
-    """A layer and one of ``resid_pre``, ``resid_post``, ``mlp_raw``, ``mlp_out``, ``attn_out`` (see docs/steering.md).
+    """A layer and one of ``resid_pre``, ``resid_post``, ``mlp_in``, ``mlp_raw``, ``mlp_out``, ``attn_out``.
 
     ``str(Site(2))`` is ``layers.2.resid_post``, as in receipts.
     """

@@ -4,6 +4,9 @@ Supports the common layout: a list of decoder layers, each with an MLP and an at
 the names used in transformers. If a layer normalises the MLP's output before it is added to the residual (Gemma 2 and
 3, OLMo 2, GLM 4), ``mlp_out`` is after that norm, like TransformerLens' hook_mlp_out, and ``mlp_raw`` before it, like a
 hook on the MLP module. Otherwise both are the MLP module's output, and edits of ``mlp_raw`` run first.
+
+``resid_mid`` and ``mlp_norm`` are only read, by transcoders that were trained there: the input of the norm before the
+MLP, and its output without gain and bias.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional
 
 from inference.interventions import SITE_KINDS, Site, SiteKind
 
@@ -25,6 +29,8 @@ ATTENTIONS = ("self_attn", "attention", "self_attention", "attn")
 PROJECTIONS = ("o_proj", "dense", "out_proj", "c_proj")
 MLPS = ("mlp", "block_sparse_moe")
 MLP_NORMS = ("post_feedforward_layernorm", "post_mlp_layernorm")
+NORMS_BEFORE_MLP = ("pre_feedforward_layernorm", "pre_mlp_layernorm", "ln_2", "ln_mlp", "post_attention_layernorm")
+READ_ONLY: frozenset[SiteKind] = frozenset({"resid_mid", "mlp_norm"})
 
 
 class SiteError(ValueError):
@@ -66,7 +72,9 @@ def site_widths(module: nn.Module) -> dict[Site, int]:
 def attach(module: nn.Module, site: Site, edit: Edit) -> Callable[[], None]:
     """Run ``edit`` on the site's tensor in each forward pass. Returns a function that removes the hook."""
     target = _target(module, site)
-    if site.kind in {"resid_pre", "attn_out"}:
+    if site.kind in READ_ONLY:
+        return target.register_forward_pre_hook(_norm_input_hook(site, target, edit), with_kwargs=True).remove
+    if site.kind in {"resid_pre", "mlp_in", "attn_out"}:
         return target.register_forward_pre_hook(_input_hook(edit), with_kwargs=True).remove
     comes_first = site.kind == "mlp_raw"  # the same module as mlp_out if there is no norm between them
     return target.register_forward_hook(_output_hook(edit), prepend=comes_first).remove
@@ -89,6 +97,9 @@ def _targets(layer: nn.Module) -> dict[SiteKind, nn.Module | None]:
     return {
         "resid_pre": layer,
         "resid_post": layer,
+        "resid_mid": _norm_before_mlp(layer),
+        "mlp_norm": _norm_before_mlp(layer),
+        "mlp_in": _mlp(layer),
         "mlp_raw": _mlp(layer),
         "mlp_out": _child(layer, MLP_NORMS) or _mlp(layer),
         "attn_out": _output_projection(layer),
@@ -99,6 +110,15 @@ def _mlp(layer: nn.Module) -> nn.Module | None:
     """Return the MLP; None if it adds the residual itself (Bloom), so that its output includes the residual."""
     mlp = _child(layer, MLPS)
     return None if mlp is None or "residual" in inspect.signature(mlp.forward).parameters else mlp
+
+
+def _norm_before_mlp(layer: nn.Module) -> nn.Module | None:
+    """Return the norm before the MLP; None if the layer has none (OLMo 2), or shares it with the attention."""
+    norm = _child(layer, NORMS_BEFORE_MLP)
+    has_other_use = (
+        norm is getattr(layer, "post_attention_layernorm", None) and _child(layer, MLP_NORMS[:1]) is not None
+    )
+    return None if has_other_use or _mlp(layer) is None else norm
 
 
 def _output_projection(layer: nn.Module) -> nn.Module | None:
@@ -132,6 +152,30 @@ def _input_hook(edit: Edit) -> Callable[..., Any]:
         return None if changed is None else (args, {**kwargs, "hidden_states": changed})
 
     return hook
+
+
+def _norm_input_hook(site: Site, norm: nn.Module, look: Edit) -> Callable[..., None]:
+    normalise = _identity if site.kind == "resid_mid" else _normalisation(site, norm)
+
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        changed = look(normalise(args[0] if args else kwargs["hidden_states"]))
+        assert changed is None, "nothing writes to this site"
+
+    return hook
+
+
+def _identity(x: Tensor) -> Tensor:
+    return x
+
+
+def _normalisation(site: Site, norm: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Return the norm without gain and bias, in float32."""
+    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    if isinstance(norm, nn.LayerNorm):
+        return lambda x: functional.layer_norm(x.float(), (x.shape[-1],), eps=norm.eps)
+    if "RMSNorm" in type(norm).__name__ and isinstance(eps, float):
+        return lambda x: functional.rms_norm(x.float(), (x.shape[-1],), eps=eps)
+    raise SiteError(f"The {type(norm).__name__} before the MLP is not supported at {site.label}.")
 
 
 def _output_hook(edit: Edit) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-from inference.engine.models.sites import HookOrder, SiteError, SiteHooks, site_width
+from inference.engine.models.sites import READ_ONLY, HookOrder, SiteError, SiteHooks, site_width
 from inference.engine.steering.entries import Source
 from inference.engine.steering.prompt_gates import PromptGateStep
 from inference.engine.steering.readings import GivenActivations, Reading, ReadingKey
@@ -335,6 +335,8 @@ class SteeringTable:
         return self._num_rows - 1
 
     def _check(self, edit: Edit) -> None:
+        if edit.site.kind in READ_ONLY:
+            raise SiteError(f"The site {edit.site.label} is only read; edits cannot change it.")
         if isinstance(edit, VectorEdit):
             self._check_width(edit.site, edit.vector.shape[0])
         elif isinstance(edit, NormEdit):
