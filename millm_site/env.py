@@ -171,6 +171,13 @@ class Environment(BaseSettings):
         description="Token that /metrics requires as `Authorization: Bearer`. Empty: only clients on this machine may "
         "read it, if MILLM_AUTH is `loopback`.",
     )
+    judge_base_url: str = Field(
+        "",
+        description="Base URL of an OpenAI-compatible endpoint that may judge answers of evaluations, such as "
+        "https://api.example.org/v1. Answers are sent there. Empty: none.",
+    )
+    judge_model: str = Field("", description="Model that the judging endpoint is asked for.")
+    judge_api_key: SecretStr = Field(SecretStr(""), description="API key of the judging endpoint.")
     log_content: Literal["full", "hash", "none"] = Field(
         "full",
         description="What the request log stores of prompts and completions: the text, its SHA-256 or nothing. Other "
@@ -470,6 +477,13 @@ class Environment(BaseSettings):
                 "must be `required` if MILLM_CORS_ORIGINS is `*`: otherwise any web page opened on this machine could "
                 "call the API"
             )
+        return value
+
+    @field_validator("judge_base_url")
+    @classmethod
+    def _http(cls, value: str) -> str:
+        if value and not value.startswith(("https://", "http://")):
+            raise ValueError("must start with https:// or http://")
         return value
 
     @field_validator("database_url")

@@ -26,6 +26,7 @@ from steering.evaluation.params import (
     EvaluationParams,
     SweepParams,
     Texts,
+    judge_params,
 )
 from steering.evaluation.runner import UnpublishedEdits
 from steering.evaluation.services import create_evaluation
@@ -117,6 +118,14 @@ class SweepInput(TextsInput):
         help_text="Ask multiple-choice questions about unrelated facts with and without the profile.",
     )
 
+    judge = Text(
+        default="",
+        allow_blank=True,
+        max_length=200,
+        help_text="Scores concept, instruction and fluency of each answer: a model of this server, or `endpoint`.",
+    )
+    concept = Text(default="", allow_blank=True, max_length=1_000, help_text="What the judge looks for.")
+
 
 class CalibrationInput(TextsInput):
     target = Number(
@@ -184,7 +193,8 @@ def sweep_params(target: int | UnpublishedEdits, data: dict[str, Any]) -> SweepP
     controls = Controls(
         data["random_directions"], data["random_features"], data["control_system_prompt"], data["off_target"]
     )
-    return SweepParams(target, _texts(data), tuple(data["strengths"]), tuple(data["words"]), controls)
+    judge = judge_params(data["judge"], data["concept"])
+    return SweepParams(target, _texts(data), tuple(data["strengths"]), tuple(data["words"]), controls, judge)
 
 
 def calibration_params(target: int | UnpublishedEdits, data: dict[str, Any]) -> CalibrationParams:

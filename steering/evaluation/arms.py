@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from inference.captures import CaptureSpec
 from steering.evaluation.intervals import Estimate
+from steering.evaluation.judging import Judge
 from steering.evaluation.measures import MEASURES, AnswerRow, Columns, difference, figure, from_columns, to_columns
 from steering.evaluation.params import Texts
 from steering.evaluation.runner import (
@@ -95,13 +96,17 @@ def point_from_json(value: dict[str, Any]) -> Point:
 
 @dataclass(frozen=True)
 class Bench:
-    """Measures arms on the same prompts and seeds. ``words`` are counted; ``read`` captures the steered feature."""
+    """Measures arms on the same prompts and seeds.
+
+    ``words`` are counted, ``read`` captures the steered feature, and ``judge`` scores the answers.
+    """
 
     runner: EvaluationRunner
     texts: Texts
     check: Callable[[], None]  # raises an exception to stop
     words: tuple[str, ...] = ()
     read: CaptureSpec | None = None
+    judge: Judge | None = None
 
     def generate(self, speaker: Speaker) -> list[GeneratedAnswer]:
         """Answer all prompts, a few at a time."""
@@ -135,7 +140,25 @@ class Bench:
         rows = [
             self._row(number, *row) for number, row in enumerate(zip(answers, on_answers, base, on_base, strict=True))
         ]
-        return self._point(arm, rows, base_rows, answers)
+        return self._point(arm, self._judged(rows, answers), base_rows, answers)
+
+    def _judged(self, rows: list[AnswerRow], answers: Sequence[GeneratedAnswer]) -> list[AnswerRow]:
+        if self.judge is None:
+            return rows
+        prompts = self.texts.numbered_prompts
+        scores = self.judge.scores(
+            [(prompt, one.text, bool(row.error)) for prompt, one, row in zip(prompts, answers, rows, strict=True)]
+        )
+        return [
+            replace(
+                row,
+                concept=found.concept,
+                instruction=found.instruction,
+                fluency=found.fluency,
+                judge_error=found.error,
+            )
+            for row, found in zip(rows, scores, strict=True)
+        ]
 
     def base_row(self, number: int, base: GeneratedAnswer, on_base: AnswerComparison) -> AnswerRow:
         """Return the row of an unsteered answer on which an arm was compared."""

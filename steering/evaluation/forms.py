@@ -10,6 +10,7 @@ from django.db.models import QuerySet
 from steering.errors import EvaluationError
 from steering.evaluation.params import (
     DEFAULT_CONTROLS,
+    ENDPOINT,
     FACTORS,
     NEUTRAL_PROMPTS,
     TARGETS,
@@ -19,6 +20,7 @@ from steering.evaluation.params import (
     EvaluationParams,
     SweepParams,
     Texts,
+    judge_params,
     read_numbers,
 )
 from steering.models import ProfileVersion
@@ -99,7 +101,15 @@ class SweepForm(EvaluationForm):
         label="Off-target check",
         help_text="Ask multiple-choice questions about unrelated facts with and without the profile.",
     )
-    field_order = ("factors", "words", "control_system_prompt", "prompts")
+    judge = forms.CharField(
+        required=False,
+        help_text="Scores concept, instruction and fluency of each answer, 0 to 2: a model of this server, or "
+        f'"{ENDPOINT}" for that of MILLM_JUDGE_BASE_URL.',
+    )
+    concept = forms.CharField(
+        required=False, max_length=1_000, help_text="What the judge looks for, such as a gloomy mood."
+    )
+    field_order = ("factors", "words", "concept", "judge", "control_system_prompt", "prompts")
 
     def make_params(self, values: dict[str, Any]) -> SweepParams:
         words = tuple(word.strip() for word in values["words"].split(",") if word.strip())
@@ -109,7 +119,8 @@ class SweepForm(EvaluationForm):
             values["control_system_prompt"],
             values["off_target"],
         )
-        return SweepParams(self.version.pk, self.texts(values), read_numbers(values["factors"]), words, controls)
+        factors, judge = read_numbers(values["factors"]), judge_params(values["judge"], values["concept"])
+        return SweepParams(self.version.pk, self.texts(values), factors, words, controls, judge)
 
 
 class CalibrationForm(EvaluationForm):

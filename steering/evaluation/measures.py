@@ -22,8 +22,8 @@ class AnswerRow:
     ``base_tokens`` of the unsteered answer with the same prompt and seed. ``logprob``: of the answer under the
     unsteered model, summed, in nats. ``repeat``: share of its 4-grams that occurred before. ``words`` of ``num_words``
     are in the word list. ``activation`` is summed over ``captured`` tokens, of which ``active`` are above 0.
-    ``concept``, ``instruction`` and ``fluency`` are a judge's scores, 0 to 2. ``error`` says why the answer, or a
-    comparison of it, failed; a measurement that is not known is None.
+    ``concept``, ``instruction`` and ``fluency`` are a judge's scores, 0 to 2; ``judge_error`` says why there are none.
+    ``error`` says why the answer, or a comparison of it, failed; a measurement that is not known is None.
     """
 
     prompt: int
@@ -43,6 +43,7 @@ class AnswerRow:
     instruction: float | None = None
     fluency: float | None = None
     error: str = ""
+    judge_error: str = ""
 
 
 Columns = dict[str, list[Any]]

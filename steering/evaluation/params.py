@@ -94,6 +94,27 @@ DEFAULT_CONTROLS = Controls(random_directions=8, random_features=1, off_target=T
 """The controls of forms, commands and the API, unless others are given."""
 
 
+ENDPOINT = "endpoint"
+"""In place of a model's name: the endpoint of MILLM_JUDGE_BASE_URL."""
+
+
+@dataclass(frozen=True)
+class JudgeParams:
+    """Who judges answers, and for which ``concept``: a model of this server by name, or ENDPOINT."""
+
+    model: str
+    concept: str
+
+    def __post_init__(self) -> None:
+        if not self.model or not self.concept.strip() or len(self.concept) > 1_000:
+            raise EvaluationError("A judge needs a model, and a `concept` of 1 to 1,000 characters.")
+
+
+def judge_params(model: str, concept: str) -> JudgeParams | None:
+    """Return the judge, or None if neither is given."""
+    return JudgeParams(model.strip(), concept.strip()) if model.strip() or concept.strip() else None
+
+
 @dataclass(frozen=True)
 class SweepParams:
     """A sweep. ``factors`` multiply the version's strengths; ``words`` signal the concept and are counted."""
@@ -103,6 +124,7 @@ class SweepParams:
     factors: tuple[float, ...] = FACTORS
     words: tuple[str, ...] = ()
     controls: Controls = field(default_factory=Controls)
+    judge: JudgeParams | None = None
 
     def __post_init__(self) -> None:
         factors = tuple(sorted(set(self.factors)))

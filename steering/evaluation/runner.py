@@ -131,17 +131,24 @@ class EvaluationRunner:
         """
         return _run(self._compare(texts, ours, theirs, read))
 
-    def score(self, prompt: str, texts: Sequence[str], speaker: Speaker) -> list[list[float]]:
+    def score(
+        self, prompt: str, texts: Sequence[str], speaker: Speaker, *, at_answer: bool = False
+    ) -> list[list[float]]:
         """Return the log-probabilities (nats) of the tokens of each text as an answer to the prompt.
 
-        A text has none if the steered model was unstable.
+        A text has none if the steered model was unstable. With ``at_answer``, reasoning that the chat template opens is
+        closed first, as if the model had answered without it.
         """
-        return _run(self._score(prompt, texts, speaker))
+        return _run(self._score(prompt, texts, speaker, closes_thinking=at_answer))
 
-    async def _score(self, prompt: str, texts: Sequence[str], speaker: Speaker) -> list[list[float]]:
+    async def _score(
+        self, prompt: str, texts: Sequence[str], speaker: Speaker, *, closes_thinking: bool
+    ) -> list[list[float]]:
         ready = await self._ready()
         steering = await self._steering(ready, speaker.version)
         ids = await self._prompt(ready, prompt, speaker.system)
+        if closes_thinking:
+            ids = _without_thinking(ready, ids)
         requests = [
             GenerationRequest(
                 f"evaluation/{n}",
@@ -248,6 +255,15 @@ def _encode(ready: ModelCard, prompt: str, system: str) -> list[int]:
         return ready.text.render_chat(messages)
     except ChatTemplateError as error:
         raise EvaluationError(f"The chat template of {ready.record.name} rejected the prompt: {error}") from error
+
+
+def _without_thinking(ready: ModelCard, ids: tuple[int, ...]) -> tuple[int, ...]:
+    marks = ready.text.dialect.thinking
+    if marks is None or thinking_state(ready.text, ids) != "begun":
+        return ids
+    end = ready.text.token_of(marks.end)
+    ended = ready.text.encode_plain(marks.end) if end is None else [end]
+    return (*ids, *ended, *ready.text.encode_plain("\n\n"))
 
 
 def _segment_rules(ready: ModelCard, ids: tuple[int, ...], steering: SteeringRef | None) -> SegmentRules:

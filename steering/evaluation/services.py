@@ -13,6 +13,7 @@ from jobs.models import Job
 from jobs.running_job import RunningJob
 from jobs.services import enqueue_job
 from steering.errors import EvaluationError
+from steering.evaluation.judging import check_judge
 from steering.evaluation.params import CalibrationParams, ComparisonParams, EvaluationParams, SweepParams, to_json
 from steering.evaluation.runner import UnpublishedEdits
 from steering.models import Evaluation, ProfileVersion, SteeringProfile
@@ -44,6 +45,8 @@ def create_evaluation(*, params: EvaluationParams, owner: User | None = None) ->
         if other is not None and other.profile.model_id != model:
             raise EvaluationError(f"{label} and {other} belong to different models.")
         title = f"{verb} {label} with {other or 'no profile'}"
+    if isinstance(params, SweepParams) and params.judge is not None:
+        check_judge(params.judge)
     return enqueue_job(kind=kind, params=to_json(params), owner=owner, title=title, priority=PRIORITY)
 
 

@@ -10,9 +10,10 @@ from jobs.running_job import RunningJob
 from steering.evaluation.arms import UNSTEERED_ARM, Arm, Bench, Point, point_from_json
 from steering.evaluation.controls import control_arms
 from steering.evaluation.headline import headline_kl
+from steering.evaluation.judging import make_judge
 from steering.evaluation.measures import AnswerRow
 from steering.evaluation.off_target import check_off_target
-from steering.evaluation.params import Controls, SweepParams, read_texts
+from steering.evaluation.params import Controls, JudgeParams, SweepParams, read_texts
 from steering.evaluation.recommendation import recommend
 from steering.evaluation.runner import UNSTEERED, EvaluatedVersion, EvaluationRunner, GeneratedAnswer, Speaker
 from steering.evaluation.services import keep_evaluation
@@ -22,7 +23,8 @@ from steering.models import Evaluation
 def read_params(params: dict[str, Any]) -> SweepParams:
     controls = Controls(**params.get("controls", {}))
     texts = read_texts(params["texts"])
-    return SweepParams(params["version"], texts, tuple(params["factors"]), tuple(params["words"]), controls)
+    judge = None if params.get("judge") is None else JudgeParams(**params["judge"])
+    return SweepParams(params["version"], texts, tuple(params["factors"]), tuple(params["words"]), controls, judge)
 
 
 def run_sweep(job: RunningJob) -> dict[str, Any]:
@@ -48,6 +50,7 @@ def sweep(job: RunningJob) -> dict[str, Any]:
         "points": [asdict(point) for point in points],
         "controls": [asdict(point) for point in controls],
         "control_settings": asdict(params.controls),
+        "judge": None if params.judge is None else asdict(params.judge),
         "recommendation": asdict(found),
         "off_target": off_target,
         "headline": headline_kl(run.bench.runner, subject, job.check_cancelled),
@@ -80,7 +83,8 @@ class _Sweep:
         self._total = 1 + len(params.factors) + params.controls.num_arms + params.controls.off_target
         self._done = 0
         runner = EvaluationRunner(subject.model)
-        self.bench = Bench(runner, params.texts, job.check_cancelled, params.words, subject.read())
+        judge = None if params.judge is None else make_judge(params.judge, job.check_cancelled)
+        self.bench = Bench(runner, params.texts, job.check_cancelled, params.words, subject.read(), judge)
         self._base: list[GeneratedAnswer] | None = None
         self._base_rows: list[AnswerRow] = []
 

@@ -29,7 +29,7 @@ from steering.evaluation.comparison import read_params as read_comparison
 from steering.evaluation.controls import control_arms
 from steering.evaluation.headline import find_headlines, headline_key
 from steering.evaluation.measures import from_columns
-from steering.evaluation.params import CalibrationParams, ComparisonParams, Controls, SweepParams, Texts
+from steering.evaluation.params import CalibrationParams, ComparisonParams, Controls, JudgeParams, SweepParams, Texts
 from steering.evaluation.runner import (
     UNSTEERED,
     EvaluatedVersion,
@@ -210,6 +210,22 @@ def test_controls_run_beside_the_profile(demo: None) -> None:
     assert off_target["difference"][0] == pytest.approx(off_target["with"][0] - off_target["without"][0])
 
 
+def test_answers_are_judged_by_a_model_of_this_server(demo: None) -> None:
+    texts = replace(SHORT, max_tokens=4)
+    params = SweepParams(version("gloomy").pk, texts, (1.0,), judge=JudgeParams("demo", "gloomy mood"))
+    job = run(create_evaluation(params=params))
+    assert job.state == "succeeded", job.error
+    result = Evaluation.objects.get(job=job).result
+    assert result["judge"] == {"model": "demo", "concept": "gloomy mood"}
+    assert result["recommendation"]["effect"] == "score"
+    for point in result["points"]:
+        rows = from_columns(point["answers"])
+        assert all({row.concept, row.instruction, row.fluency} <= {0, 1, 2} for row in rows)
+        assert not any(row.judge_error for row in rows)
+    with pytest.raises(EvaluationError, match="no generation model"):
+        create_evaluation(params=replace(params, judge=JudgeParams("nobody", "gloom")))
+
+
 def test_random_controls_push_as_hard_as_the_profile(demo: None) -> None:
     subject = EvaluatedVersion.find(version("gloomy").pk)
     saes = {source.checksum: get_compiler().sae(source) for source in subject.published.saes}
@@ -339,6 +355,7 @@ def test_versions_that_are_not_there_are_refused_at_once(demo: None) -> None:
 def test_params_survive_the_database() -> None:
     for params, read in (
         (SweepParams(1, SHORT, (0.5,), ("rain",), Controls(2, 1, "Be sad.", off_target=True)), read_sweep),
+        (SweepParams(1, SHORT, (0.5,), judge=JudgeParams("demo", "gloom")), read_sweep),
         (CalibrationParams(1, SHORT, 0.2, 0.4), read_calibration),
         (ComparisonParams(1, 2, SHORT), read_comparison),
     ):

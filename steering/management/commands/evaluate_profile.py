@@ -22,6 +22,7 @@ from steering.evaluation.params import (
     EvaluationParams,
     SweepParams,
     Texts,
+    judge_params,
     read_numbers,
 )
 from steering.evaluation.report import report_csv, report_json, report_page
@@ -70,6 +71,8 @@ class Command(MillmCommand):
         )
         parser.add_argument("--control-system-prompt", default="", help="sweep: a control with the profile's goal")
         parser.add_argument("--no-off-target", action="store_true", help="sweep: leave out multiple-choice questions")
+        parser.add_argument("--judge", default="", help='sweep: a model that scores the answers, or "endpoint"')
+        parser.add_argument("--concept", default="", help="sweep: what the judge looks for")
         parser.add_argument("--output", type=Path, help="write the report to a .html, .json or .csv file")
         parser.add_argument("--no-wait", action="store_true", help="only enqueue the job")
 
@@ -104,7 +107,8 @@ def _params(options: dict[str, Any]) -> EvaluationParams:
     match options["act"]:
         case "sweep":
             words = tuple(word.strip() for word in options["words"].split(",") if word.strip())
-            return SweepParams(version, texts, read_numbers(options["strengths"]), words, _controls(options))
+            factors, judge = read_numbers(options["strengths"]), judge_params(options["judge"], options["concept"])
+            return SweepParams(version, texts, factors, words, _controls(options), judge)
         case "calibrate":
             return CalibrationParams(version, texts, _target(options["target"]), options["push_cap"])
         case _:
