@@ -22,6 +22,11 @@ def register_kinds() -> None:
         )
     )
     register(JobKind("steering.add_sae", "Add an SAE", "steering.sae_registry.jobs:run_add_sae"))
+    register(
+        JobKind(
+            "steering.train_sae", "Train an SAE", "steering.training.services:run_train_sae", show=_show_measurement
+        )
+    )
     register(JobKind("steering.embed_labels", "Embed labels", "steering.features.semantic_search:run_embed_labels"))
     register(
         JobKind("steering.extract", "Extract vectors from prompt pairs", "steering.vectors.extraction:run_extraction")

@@ -11,15 +11,17 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+from uuid import uuid4
 
 from inference.captures import CaptureSpec
-from inference.client import EngineClient, get_client
-from inference.interventions import Site
+from inference.client import EngineClient, GenerationRequest, PromptLogprobsEvent, SamplingParams, get_client
+from inference.interventions import FeatureColumns, FeatureRule, Intervention, ReaderEdit, Site
 from inference.models import LanguageModel
-from inference.prompt_captures import capture_prompts
+from inference.prompt_captures import PromptCapture, capture_prompts
 from inference.registry.model_card import ModelCard
 from inference.registry.registry import get_registry
-from inference.runs import JOB_PRIORITY
+from inference.registry.splice import Splice
+from inference.runs import JOB_PRIORITY, Run
 from steering.model_shape import read_model_shape
 
 if TYPE_CHECKING:
@@ -51,12 +53,76 @@ class EngineResidualReader:
         return {site: torch.from_numpy(values) for site, values in rows.items()}
 
     async def _read(self, token_ids: tuple[int, ...], sites: Sequence[Site]) -> dict[Site, NDArray[np.float32]]:
+        (found,) = await self._capture([token_ids], sites)
+        return {site: found.values(number) for number, site in enumerate(sites)}
+
+    async def _capture(self, prompts: Sequence[Sequence[int]], sites: Sequence[Site]) -> list[PromptCapture]:
         await get_registry().ready(self._name)  # the model may have been unloaded since
         captures = tuple(CaptureSpec(site=site, stage="pre", phase="prompt") for site in sites)
-        (found,) = await capture_prompts(
-            get_client(), model=self._name, prompts=[token_ids], captures=captures, priority=JOB_PRIORITY
+        return await capture_prompts(
+            get_client(), model=self._name, prompts=prompts, captures=captures, priority=JOB_PRIORITY
         )
-        return {site: found.values(number) for number, site in enumerate(sites)}
+
+    def read_many(self, prompts: Sequence[Sequence[int]], site: Site) -> list[Tensor]:
+        """Return ``[tokens, d]`` float32 for each prompt. A few prompts run at once. Raise EngineError."""
+        import torch
+
+        found = self._runner.run(self._capture(prompts, (site,)))
+        return [torch.from_numpy(one.values(0)) for one in found]
+
+    def losses(self, token_ids: Sequence[int], is_ordinary: Sequence[bool], splice: Splice | None) -> Tensor:
+        """Return the cross-entropy in nats ``[tokens - 1]`` of each token but the first. Raise EngineError."""
+        import torch
+
+        return torch.tensor(self._runner.run(self._losses(tuple(token_ids), splice)))
+
+    async def _losses(self, token_ids: tuple[int, ...], splice: Splice | None) -> list[float]:
+        await get_registry().ready(self._name)
+        request = GenerationRequest(
+            "loss",
+            self._name,
+            token_ids,
+            SamplingParams(max_tokens=0, prompt_logprobs=0),
+            priority=JOB_PRIORITY,
+            intervention=None if splice is None else _intervention(splice, self.text.special_token_ids),
+        )
+        (events,) = await Run(get_client(), [request], waits=True).collect()
+        found = [one for event in events if isinstance(event, PromptLogprobsEvent) for one in event.logprobs]
+        return [-one.logprob for one in found[1:] if one is not None]
+
+
+class _Replacement:
+    """A splice in the form of an SAE: value ``i`` of the change of the residual is the activation of feature ``i``.
+
+    Satisfies :class:`inference.interventions.FeatureReader`.
+    """
+
+    def __init__(self, splice: Splice) -> None:
+        self.key = f"splice {uuid4()}"
+        self.d_in = self.d_sae = splice.width
+        self._replace = splice.replace
+
+    def columns(self, features: Tensor) -> FeatureColumns:
+        import torch
+
+        return FeatureColumns(write=torch.eye(self.d_in)[features.cpu()])
+
+    def activations(self, h: Tensor, features: Tensor) -> Tensor:
+        return (self._replace(h) - h)[:, features]
+
+
+def _intervention(splice: Splice, special_token_ids: frozenset[int]) -> Intervention:
+    """Return the splice as an intervention: each rule adds the activation of its feature once more."""
+    reader = _Replacement(splice)
+    edit = ReaderEdit(
+        site=splice.site,
+        reader=reader,
+        rules=tuple(FeatureRule(feature, gain=2.0) for feature in range(splice.width)),
+        special_tokens=splice.everywhere,
+        sink_tokens=splice.everywhere,
+        norm_limit=float("inf") if splice.everywhere else splice.norm_limit,
+    )
+    return Intervention(reader.key, (edit,), special_token_ids)
 
 
 @contextmanager

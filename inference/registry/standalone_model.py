@@ -10,11 +10,19 @@ from inference.files.sources import resolve_source
 from inference.interventions import Site
 from inference.models import LanguageModel
 from inference.registry.loading import spec_for
+from inference.registry.splice import Splice
 from inference.text.model_text import ModelText
 from inference.torch_threads import borrowed_workers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+
+_BATCH_TOKENS = 4096  # of one forward pass over several texts
+
+
+class _Stop(Exception):
+    """Ends a forward pass after the site that is read."""
 
 
 class StandaloneModel:
@@ -46,6 +54,78 @@ class StandaloneModel:
             for detach in detachers:
                 detach()
         return found
+
+    def read_many(self, prompts: Sequence[Sequence[int]], site: Site) -> list[Tensor]:
+        """Return the residuals ``[tokens, d]`` of each prompt, float32 on the CPU. Layers above the site do not run.
+
+        Prompts of similar length share a batch, padded at the end, which a causal model does not see. Raise LoadError
+        for an unknown site.
+        """
+        order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
+        found: dict[int, Tensor] = {}
+        while order:
+            longest = len(prompts[order[-1]])
+            size = max(1, _BATCH_TOKENS // max(1, longest))
+            batch, order = order[-size:], order[:-size]
+            values = self._read_batch([prompts[number] for number in batch], longest, site)
+            found |= {
+                number: value[: len(prompts[number])].float() for number, value in zip(batch, values, strict=True)
+            }
+        return [found[number] for number in range(len(prompts))]
+
+    def losses(self, token_ids: Sequence[int], is_ordinary: Sequence[bool], splice: Splice | None) -> Tensor:
+        """Return the cross-entropy in nats ``[tokens - 1]`` of each token but the first, with the residual replaced.
+
+        Raise LoadError for an unknown site.
+        """
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        from inference.engine.errors import LoadError
+        from inference.engine.models.sites import SiteError, attach
+
+        ids = torch.tensor(list(token_ids), device=next(self._module.parameters()).device)
+        try:
+            detach = (
+                attach(self._module, splice.site, lambda h: splice.apply(h[0], is_ordinary)[None]) if splice else None
+            )
+        except SiteError as error:
+            raise LoadError(str(error)) from error
+        try:
+            with torch.inference_mode():
+                logits = self._module(input_ids=ids[None], use_cache=False).logits[0, :-1]
+                return cross_entropy(logits.float(), ids[1:], reduction="none").cpu()
+        finally:
+            if detach is not None:
+                detach()
+
+    def _read_batch(self, prompts: Sequence[Sequence[int]], length: int, site: Site) -> Tensor:
+        """Return ``[prompts, length, d]``, with arbitrary values after the end of a shorter prompt."""
+        import torch
+
+        from inference.engine.errors import LoadError
+        from inference.engine.models.sites import SiteError, attach
+
+        kept: list[Tensor] = []
+
+        def keep(h: Tensor) -> None:
+            kept.append(h.detach().cpu())
+            raise _Stop
+
+        device = next(self._module.parameters()).device
+        ids = torch.tensor([[*prompt, *[0] * (length - len(prompt))] for prompt in prompts], device=device)
+        try:
+            detach = attach(self._module, site, keep)
+        except SiteError as error:
+            raise LoadError(str(error)) from error
+        try:
+            with torch.inference_mode():
+                _decoder(self._module)(input_ids=ids, use_cache=False)
+        except _Stop:
+            pass
+        finally:
+            detach()
+        return kept[0]
 
 
 def load_standalone(model: LanguageModel) -> StandaloneModel:

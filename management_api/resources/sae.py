@@ -44,6 +44,11 @@ DEFAULT_RECIPE = EffectRecipe()
 
 class SAEOut(ReadSerializer):
     health = serializers.SerializerMethodField(help_text="Assessment of the measured figures, in sentences.")
+    loss_recovered = serializers.FloatField(
+        read_only=True,
+        allow_null=True,
+        help_text="Share of the cross-entropy that the reconstruction recovers: (zero - spliced) / (zero - model).",
+    )
     is_loaded = serializers.SerializerMethodField(help_text="Whether this process has loaded the weights.")
 
     class Meta:
@@ -52,6 +57,7 @@ class SAEOut(ReadSerializer):
             *("id", "name", "model", "layer", "site", "d_in", "d_sae", "architecture", "normalization", "format"),
             *("source", "revision", "subfolder", "checksum", "l0", "fvu", "dead_share", "mean_resid_norm"),
             *("median_resid_norm", "measured_sinks"),
+            *("loss_recovered", "model_loss", "spliced_loss", "zero_loss", "mean_loss"),
             *("measured_at", "measured_tokens", "corpus", "health", "is_loaded", "created_at"),
         )
 

@@ -44,6 +44,11 @@ class ReconstructionMeter:
         return self._errors / variance if variance > 0 else None
 
     @property
+    def mean(self) -> Tensor | None:
+        """The mean residual ``[d_in]`` as float32; None before the first token."""
+        return None if self._sum is None else (self._sum / self.num_tokens).float()
+
+    @property
     def mean_norm(self) -> float | None:
         return self._norms / self.num_tokens if self.num_tokens else None
 

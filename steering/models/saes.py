@@ -46,6 +46,14 @@ class SAE(models.Model):
         "median residual norm", null=True, blank=True, help_text="Attention sinks are compared to it."
     )
     dead_share = models.FloatField(null=True, blank=True, help_text="Share of features that were never active.")
+    model_loss = models.FloatField(
+        null=True, blank=True, help_text="Cross-entropy of the model's predictions in nats per token."
+    )
+    spliced_loss = models.FloatField(
+        null=True, blank=True, help_text="Cross-entropy with the SAE's reconstruction in place of the residual."
+    )
+    zero_loss = models.FloatField(null=True, blank=True, help_text="Cross-entropy with zeros in its place.")
+    mean_loss = models.FloatField(null=True, blank=True, help_text="Cross-entropy with the mean residual in its place.")
     measured_at = models.DateTimeField(null=True, blank=True, editable=False)
     measured_tokens = models.PositiveIntegerField(null=True, blank=True, help_text="Ordinary tokens of the corpus.")
     measured_sinks = models.PositiveIntegerField(
@@ -69,6 +77,14 @@ class SAE(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def loss_recovered(self) -> float | None:
+        """Share of the loss that the reconstruction recovers compared to zeros, (zero - spliced) / (zero - model)."""
+        model, spliced, zero = self.model_loss, self.spliced_loss, self.zero_loss
+        if model is None or spliced is None or zero is None or zero <= model:
+            return None
+        return (zero - spliced) / (zero - model)
 
     @property
     def place(self) -> str:

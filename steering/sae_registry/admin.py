@@ -79,7 +79,10 @@ def _may_import(request: HttpRequest) -> bool:
     return request.user.has_perm("steering.change_feature")
 
 
-_SHOWN = ("place", "features", "verdict", "l0_text", "fvu_text", "dead_text", "norm_text", "weights")
+_SHOWN = (
+    *("place", "features", "verdict", "l0_text", "fvu_text"),
+    *("recovered_text", "dead_text", "norm_text", "weights"),
+)
 
 
 @admin.register(SAE)
@@ -99,7 +102,7 @@ class SAEAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
     search_fields = ("name", "source")
     fieldsets = (
         (None, {"fields": ("name", "model", "place", "features", "weights")}),
-        ("Health", {"fields": ("verdict", "l0_text", "fvu_text", "dead_text", "norm_text")}),
+        ("Health", {"fields": ("verdict", "l0_text", "fvu_text", "recovered_text", "dead_text", "norm_text")}),
         ("Files", {"fields": ("source", "revision", "subfolder", "format", "checksum", "created_at")}),
         ("Shape", {"fields": ("architecture", "normalization", "d_in", "d_sae")}),
     )
@@ -177,6 +180,10 @@ class SAEAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
     @admin.display(description="FVU", ordering="fvu")
     def fvu_text(self, sae: SAE) -> str:
         return "–" if sae.fvu is None else f"{sae.fvu:.3f}"
+
+    @admin.display(description="loss recovered")
+    def recovered_text(self, sae: SAE) -> str:
+        return "–" if sae.loss_recovered is None else f"{sae.loss_recovered:.1%}"
 
     @admin.display(description="dead features", ordering="dead_share")
     def dead_text(self, sae: SAE) -> str:

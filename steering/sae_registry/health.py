@@ -10,6 +10,7 @@ _BROKEN_FVU = 0.9
 _POOR_FVU = 0.5
 _GOOD_FVU = 0.25
 _MANY_DEAD = 0.5
+_GOOD_RECOVERY = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,15 @@ class Verdict:
 def judge(sae: SAE) -> list[Verdict]:
     """Return one sentence per figure, and the diagnosed causes if a figure looks wrong."""
     causes = [Verdict(str(cause), is_warning=True) for cause in sae.causes]
-    return [_judge_fvu(sae), *causes, _judge_l0(sae), *_judge_dead(sae), *_judge_norm(sae), _judged_on(sae)]
+    return [
+        _judge_fvu(sae),
+        *causes,
+        *_judge_loss(sae),
+        _judge_l0(sae),
+        *_judge_dead(sae),
+        *_judge_norm(sae),
+        _judged_on(sae),
+    ]
 
 
 def summary(sae: SAE) -> Verdict:
@@ -45,6 +54,18 @@ def _judge_fvu(sae: SAE) -> Verdict:
     if sae.fvu >= _POOR_FVU:
         return Verdict(f"{lost}, which is a lot. Check the layer and site.", is_warning=True)
     return Verdict(f"{lost}, which is {'good' if sae.fvu < _GOOD_FVU else 'fair'}.")
+
+
+def _judge_loss(sae: SAE) -> list[Verdict]:
+    """Return the verdict on the predictions with the reconstruction in place of the residual."""
+    recovered = sae.loss_recovered
+    if recovered is None:
+        return []
+    text = (
+        f"Loss recovered: {recovered:.1%} (cross-entropy {sae.model_loss:.2f}, with its reconstruction "
+        f"{sae.spliced_loss:.2f}, with zeros {sae.zero_loss:.2f} nats per token)"
+    )
+    return [Verdict(f"{text}." if recovered >= _GOOD_RECOVERY else f"{text}, which is low.")]
 
 
 def _judge_l0(sae: SAE) -> Verdict:

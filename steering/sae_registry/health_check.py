@@ -22,7 +22,8 @@ from steering.profiles.snapshot import registered_saes, source_of
 if TYPE_CHECKING:
     from inference.text.model_text import ModelText
     from steering.measuring.document import TokenisedDocument
-    from steering.measuring.measurement import FeatureFacts, Measurement, Progress, ResidualReader
+    from steering.measuring.loss import LossReader, SplicedLoss
+    from steering.measuring.measurement import FeatureFacts, Measurement, Progress
 
 _BATCH = 1000
 _FAR = 4.0  # imported maxima that differ from measured ones by more than this factor are probably of another SAE
@@ -56,6 +57,7 @@ class MeasuredSAE:
     documents: Sequence[TokenisedDocument]
     text: ModelText
     causes: tuple[str, ...]
+    loss: SplicedLoss | None
 
     def examples(self, facts: FeatureFacts) -> tuple[FeatureExample, ...]:
         return tuple(
@@ -74,22 +76,26 @@ class MeasuredSAE:
             yield self.text.token_bytes(token_id).decode("utf-8", "replace").replace("\0", "�")
 
 
-def check_sae(*, sae: SAE, reader: ResidualReader, params: MeasureParams, progress: Progress | None = None) -> SAE:
+def check_sae(*, sae: SAE, reader: LossReader, params: MeasureParams, progress: Progress | None = None) -> SAE:
     """Measure an SAE and save the results. Raise InvalidSAEError, CorpusError or SourceError."""
     return save_check(sae=sae, checked=measure(sae, reader, params, progress))
 
 
-def measure(sae: SAE, reader: ResidualReader, params: MeasureParams, progress: Progress | None = None) -> MeasuredSAE:
+def measure(sae: SAE, reader: LossReader, params: MeasureParams, progress: Progress | None = None) -> MeasuredSAE:
     """Measure an SAE without using the database. Slow."""
     from steering.measuring.diagnosis import find_causes  # imports torch
+    from steering.measuring.loss import measure_loss
     from steering.measuring.measurement import measure_sae
 
+    report: Progress = progress or (lambda done, total: None)
     weights = get_compiler().sae(source_of(sae))
     site = Site(sae.layer, cast("SiteKind", sae.site))
     documents = tokenise(params.corpus, reader.text, params.num_tokens)
-    measurement = measure_sae(weights, site, documents, reader, progress or (lambda done, total: None))
+    measurement = measure_sae(weights, site, documents, reader, report)
     causes = find_causes(weights, site, reader.num_layers, measurement, documents, reader)
-    return MeasuredSAE(params, measurement, documents, reader.text, causes)
+    num = len(documents)
+    loss = measure_loss(weights, site, documents, measurement, reader, lambda done, total: report(num, num))
+    return MeasuredSAE(params, measurement, documents, reader.text, causes, loss)
 
 
 @transaction.atomic
@@ -112,6 +118,9 @@ def save_check(*, sae: SAE, checked: MeasuredSAE) -> SAE:
     sae.l0, sae.fvu = measurement.l0, measurement.reconstruction.fvu
     sae.mean_resid_norm, sae.dead_share = measurement.reconstruction.mean_norm, measurement.dead_share
     sae.median_resid_norm, sae.measured_sinks = measurement.sinks.median, measurement.sinks.num_sinks
+    loss = checked.loss
+    sae.model_loss, sae.spliced_loss = (loss.model, loss.spliced) if loss else (None, None)
+    sae.zero_loss, sae.mean_loss = (loss.zero, loss.mean) if loss else (None, None)
     sae.measured_at, sae.measured_tokens = timezone.now(), measurement.num_tokens
     sae.corpus, sae.causes = checked.params.corpus.label, [*checked.causes, *_import_doubts(ratios)]
     sae.save()

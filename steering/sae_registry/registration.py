@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from inference.interventions import Site, SiteKind
@@ -44,10 +44,14 @@ class SAEHealth:
     l0: float | None = None
     fvu: float | None = None
     mean_resid_norm: float | None = None
+    dead_share: float | None = None
+    model_loss: float | None = None
+    spliced_loss: float | None = None
+    zero_loss: float | None = None
+    mean_loss: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("l0", "fvu", "mean_resid_norm"):
-            value = getattr(self, name)
+        for name, value in asdict(self).items():
             if value is not None and (not math.isfinite(value) or value < 0):
                 raise InvalidSAEError(f"{name} must be a finite number of at least 0, got {value!r}.")
 
@@ -139,9 +143,9 @@ def _own_subfolder(candidate: SAECandidate, place: SAEPlace) -> str:
 
 
 def read_health(path: Path) -> SAEHealth:
-    """Read l0, fvu and mean_resid_norm from a JSON object; other fields are ignored."""
+    """Read the figures of :class:`SAEHealth` from a JSON object; other fields are ignored."""
     value = read_json_object(path.parent, path.name)
-    return SAEHealth(*(_optional_float(value, name) for name in ("l0", "fvu", "mean_resid_norm")))
+    return SAEHealth(**{field.name: _optional_float(value, field.name) for field in fields(SAEHealth)})
 
 
 def _place(config: SAEConfig, layer: int | None, kind: SiteKind | None) -> Site:

@@ -89,18 +89,6 @@ def test_the_scale_of_the_pool_is_folded_back():
     assert torch.allclose(large.finish().encode(x * 100), fresh.finish().encode(x) * 100, rtol=1e-3, atol=1e-2)
 
 
-def test_silent_features_learn_from_what_is_left_over():
-    x, _ = planted(count=64)
-    trainer = SaeTrainer(x, TINY, seed=0)
-    pre = trainer.sae.pre_activations(trainer.pool)
-    assert trainer._aux_loss(pre, trainer.pool).item() == 0
-    trainer.batches_silent[:10] = TINY.dead_after_batches + 1
-    trainer._aux_loss(pre, trainer.pool).backward()
-    moved = trainer.sae.W_dec.grad.norm(dim=1) > 0
-    assert moved[:10].any()
-    assert not moved[10:].any()
-
-
 def test_health_of_a_perfect_and_of_a_blind_sae():
     x = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
     both_signs = torch.cat([torch.eye(4), -torch.eye(4)], dim=1)  # [4, 8]

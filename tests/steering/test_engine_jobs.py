@@ -33,6 +33,7 @@ from tests.steering.sae_files import random_weights, sae_config, write_sae
 from tests.steering.test_jobs import RecordedJob
 
 pytestmark = pytest.mark.django_db(transaction=True)
+LOSSES = ("model_loss", "spliced_loss", "zero_loss", "mean_loss")
 LABELS = (FeatureLabel(0, "rain"), FeatureLabel(1, "the cat sat"), FeatureLabel(7, "the sea", description="and waves"))
 
 
@@ -85,8 +86,11 @@ def test_health_job_finds_what_the_command_finds(engine, sae):
     online = list(sae.features.order_by("index").values_list("max_activation", "density"))
     assert (job.told[0][0], job.told[-1][0]) == (0, job.told[-1][1])
     assert any(line.startswith("Measured on") for line in job.lines)
+    sae.refresh_from_db()
+    online_losses = [getattr(sae, name) for name in LOSSES]
     call_command("check_sae", "tiny-sae", tokens=600)
     sae.refresh_from_db()
+    assert online_losses == pytest.approx([getattr(sae, name) for name in LOSSES], rel=1e-3)
     assert result["l0"] == pytest.approx(sae.l0, rel=1e-2)
     assert result["fvu"] == pytest.approx(sae.fvu, rel=1e-3)
     for (one, share), (two, other) in zip(
