@@ -100,6 +100,14 @@ class EffectNotMeasuredError(SteeringError):
     param = "index"
 
 
+class MeaningUnavailableError(SteeringError):
+    """Labels cannot be searched by meaning; the message says why."""
+
+    status = 409
+    code = "meaning_not_available"
+    param = "meaning"
+
+
 class PolicyConflictError(SteeringError):
     """A profile and a policy of the server cannot be combined."""
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.contrib.auth.models import User
-from django.db.models import QuerySet
+from django.db.models import F, QuerySet
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.request import Request
@@ -17,6 +17,7 @@ from management_api.serializers import ReadSerializer, StrictInput, Text, descri
 from management_api.viewset import Filters, Resource
 from steering.effects.store import not_measured
 from steering.errors import EffectNotMeasuredError
+from steering.features.ranked_search import FeatureSearch, search_features
 from steering.features.search import FeatureQuerySet
 from steering.features.services import label_feature
 from steering.models import Feature, FeatureEffect
@@ -25,12 +26,27 @@ NOT_LISTED = ("traffic_examples", "examples", "histogram", "band_examples", "cof
 
 
 class FeatureOut(ReadSerializer):
+    steers_well = serializers.FloatField(
+        source="steering_score",
+        allow_null=True,
+        help_text="How well it steers, 0 to 1; null where the effect was not measured.",
+    )
+
     class Meta:
         model = Feature
         fields: tuple[str, ...] = (
             *("id", "sae", "index", "label", "label_source", "label_score", "description", "max_activation"),
-            *("max_activation_source", "density", "decoder_norm", "top_tokens"),
+            *("max_activation_source", "density", "decoder_norm", "top_tokens", "steers_well"),
         )
+
+
+class FoundFeatureOut(FeatureOut):
+    relevance = serializers.FloatField(
+        allow_null=True, help_text="1 for the best match; null if the matches are not ranked."
+    )
+
+    class Meta(FeatureOut.Meta):
+        fields: tuple[str, ...] = (*FeatureOut.Meta.fields, "relevance")
 
 
 class FeatureDetail(FeatureOut):
@@ -41,7 +57,9 @@ class FeatureDetail(FeatureOut):
 
 class EffectOut(ReadSerializer):
     strength_in_max_act = serializers.FloatField(
-        source="in_max_act", help_text="The calibrated strength in max activations; null without a max activation."
+        source="in_max_act",
+        allow_null=True,
+        help_text="The calibrated strength in max activations; null without a max activation.",
     )
 
     class Meta:
@@ -57,6 +75,14 @@ class FeatureFilters(Filters):
     index = serializers.IntegerField(min_value=0, max_value=2**31 - 1, required=False)
     search = serializers.CharField(
         max_length=500, required=False, help_text="Search words; the best matches of labels come first."
+    )
+    meaning = serializers.BooleanField(
+        required=False,
+        default=False,
+        help_text="With `search`: find labels of similar meaning too, by the token embeddings of the SAE's model.",
+    )
+    sort = serializers.ChoiceField(
+        choices=("relevance", "steers_well"), required=False, help_text="Order of a search. Default: relevance."
     )
     labelled = serializers.BooleanField(required=False, allow_null=True, default=None)
 
@@ -80,7 +106,9 @@ class Features(Resource):
     }
 
     def rows(self, user: User) -> QuerySet[Feature]:
-        return Feature.objects.select_related("sae__model").defer("traffic_examples")  # texts of requests
+        rows = Feature.objects.select_related("sae__model").annotate(steering_score=F("effect__steers_well"))
+        found: QuerySet[Feature] = rows.defer("traffic_examples")  # texts of requests
+        return found
 
     def filter_rows(self, rows: QuerySet[Any], query: Mapping[str, Any]) -> QuerySet[Any]:
         rows = rows.filter(**{name: query[name] for name in ("sae", "index") if name in query}).defer(*NOT_LISTED)
@@ -97,10 +125,18 @@ class Features(Resource):
         query = self.query()
         if "search" not in query:
             return super().list(request)
-        rows = self.filter_rows(Feature.objects.all(), query)
+        rows = self.filter_rows(self.rows(self.user), query)
         assert isinstance(rows, FeatureQuerySet)
-        found = rows.search(query["search"])[: read_limit(request)]
-        data = self.get_serializer(found, many=True).data
+        search = FeatureSearch(
+            query["search"],
+            read_limit(request),
+            sort=query.get("sort", "relevance"),
+            by_tokens=query["meaning"] and bool(query["search"].strip()),
+        )
+        data = []
+        for one in search_features(rows, search):
+            one.feature.relevance = one.relevance  # type: ignore[attr-defined]  # for the serializer
+            data.append(FoundFeatureOut(one.feature).data)
         return Response({"object": "list", "data": data, "next": None})
 
     @described(responses=FeatureDetail)

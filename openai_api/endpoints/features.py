@@ -51,6 +51,8 @@ async def search_features(call: Call) -> HttpResponseBase:
         limit=limit + 1,
         offset=request.offset or 0,
         meaning=await embed_query(call, request) if request.embedding_model is not None else None,
+        sort=request.sort or "relevance",
+        by_tokens=bool(request.meaning),
     )
     found = await get_backend().features().search(query)
     body: FeatureListBody = {
@@ -162,6 +164,9 @@ def feature_body(record: FeatureRecord) -> FeatureBody:
         "max_activation": record.max_activation,
         "density": record.density,
         "top_tokens": list(record.top_tokens),
+        "label_score": record.label_score,
+        "relevance": record.relevance,
+        "steers_well": record.steers_well,
     }
 
 

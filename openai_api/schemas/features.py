@@ -32,10 +32,25 @@ class FeatureSearchRequest(RequestSchema):
     embedding_model: str | None = Field(
         None, max_length=200, description="Also search by meaning, with the labels embedded by this registered model."
     )
+    meaning: bool | None = Field(
+        None,
+        description="Also search by meaning, with the token embeddings of the SAE's own model. Default: false.",
+    )
+    sort: Literal["relevance", "steers_well"] | None = Field(
+        None, description="Order of the results; `steers_well` needs measured effects. Default: `relevance`."
+    )
     user: str | None = Field(None, max_length=512, description="Stored in the request log.")
+
+    def check_together(self) -> None:
+        super().check_together()
+        if self.meaning and self.embedding_model is not None:
+            raise invalid("Send either `meaning` or `embedding_model`.", param="meaning")
 
 
 class FeatureBody(TypedDict):
+    """``relevance`` is 1 for the best match of a search, null without one; ``steers_well`` (0 to 1) is null where the
+    effect was not measured; ``label_score`` is the accuracy of an automatic label, null for others."""
+
     object: Literal["feature"]
     sae: str
     model: str
@@ -46,6 +61,9 @@ class FeatureBody(TypedDict):
     max_activation: float | None
     density: float | None
     top_tokens: list[str]
+    label_score: float | None
+    relevance: float | None
+    steers_well: float | None
 
 
 class FeatureListBody(TypedDict):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from django.contrib import admin, messages
@@ -12,7 +13,7 @@ from django.contrib.admin.widgets import AdminTextareaWidget
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.core.paginator import Paginator
 from django.db import models
-from django.db.models import Q, QuerySet
+from django.db.models import Case, F, Q, QuerySet, Value, When
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
@@ -20,10 +21,11 @@ from django.utils.functional import cached_property
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from steering.errors import SteeringError
+from steering.errors import MeaningUnavailableError, SteeringError
 from steering.features.drawing import example_rows, histogram_picture
 from steering.features.forms import SteerForm
 from steering.features.logit_lens import LensBusyError, LensTarget, LensUnavailableError, LogitLens, get_lens_worker
+from steering.features.ranked_search import FeatureSearch, meaning_scores
 from steering.features.search import IN_ORDER, FeatureQuerySet
 from steering.features.services import label_feature, steer_with_feature
 from steering.models import SAE, Feature
@@ -84,6 +86,43 @@ class SAEFilter(admin.RelatedFieldListFilter):
         self.title = "SAE"
 
 
+class MatchFilter(admin.SimpleListFilter):
+    """Whether a search also finds labels of similar meaning. It narrows nothing without a search."""
+
+    title = "search"
+    parameter_name = "match"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Iterable[tuple[str, str]]:
+        return (("words", "by words only"),)
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        first, *others = super().choices(changelist)
+        yield {**first, "display": "by words and meaning"}
+        yield from others
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Feature]) -> QuerySet[Feature]:
+        return queryset
+
+
+class SteersFilter(admin.SimpleListFilter):
+    title = "effect"
+    parameter_name = "steers"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Iterable[tuple[str, str]]:
+        return (("well", "steers well (0.05 or more)"), ("measured", "measured"), ("unknown", "not measured"))
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Feature]) -> QuerySet[Feature]:
+        match self.value():
+            case "well":
+                return queryset.filter(effect__steers_well__gte=STEERS_WELL)
+            case "measured":
+                return queryset.filter(effect__isnull=False)
+            case "unknown":
+                return queryset.filter(effect__isnull=True)
+            case _:
+                return queryset
+
+
 class LabelledFilter(admin.SimpleListFilter):
     title = "label"
     parameter_name = "labelled"
@@ -101,7 +140,32 @@ class LabelledFilter(admin.SimpleListFilter):
                 return queryset
 
 
+STEERS_WELL = 0.05
 MAX_LISTED = 100_000
+_MAX_BY_MEANING = 200
+_PLAIN = re.compile(r"(?!\s*#?\d+\s*$)[^\W_](?:[\w\s',]*)")  # words without operators, and not an index
+
+
+def _matches(rows: FeatureQuerySet, text: str, *, by_words: bool) -> FeatureQuerySet:
+    """Return what a search finds by words, and unless ``by_words`` by the meaning of labels, the best first.
+
+    Queries with operators or quotes, and indices, are searched by words alone; so is everything if the embeddings of
+    the model cannot be read. Results have ``relevance``.
+    """
+    if not by_words and _PLAIN.fullmatch(text.strip()):
+        try:
+            scores = meaning_scores(rows, FeatureSearch(text, _MAX_BY_MEANING, by_tokens=True))
+        except MeaningUnavailableError:
+            scores = {}
+        if scores:
+            best = dict(list(scores.items())[:_MAX_BY_MEANING])
+            largest = max(best.values())
+            cases = [When(pk=pk, then=Value(score / largest)) for pk, score in best.items()]
+            ranked = rows.filter(pk__in=best).annotate(relevance=Case(*cases, output_field=models.FloatField()))
+            by_meaning: FeatureQuerySet = ranked.order_by("-relevance", *IN_ORDER)
+            return by_meaning
+    found: FeatureQuerySet = rows.search(text)
+    return found.annotate(relevance=F("rank")) if "rank" in found.query.annotations else found
 
 
 _MAX_DIGITS = 9
@@ -138,15 +202,18 @@ class FeatureAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
     change_form_template = f"{_TEMPLATES}/change_form.html"
 
     empty_words = "No features yet. Add an SAE first."
-    list_display = ("index", "label_text", "sae_name", "max_activation_text", "density_text", "tokens")
+    list_display = ("index", "label_text", "sae_name", "steers_text", "max_activation_text", "density_text", "tokens")
     list_display_links = ("index", "label_text")
-    list_filter = (LabelledFilter, DensityFilter, ("sae", SAEFilter))
+    list_filter = (MatchFilter, SteersFilter, LabelledFilter, DensityFilter, ("sae", SAEFilter))
     list_select_related = ("sae",)
     list_per_page = 50
     ordering = IN_ORDER
     paginator = BoundedPaginator
     search_fields = ("label",)
-    search_help_text = 'Words or prefixes, "a phrase", or, -exclude; or a feature\'s index. Best matches first.'
+    search_help_text = (
+        'Words or prefixes, "a phrase", or, -exclude; or a feature\'s index. Plain words also find labels of similar '
+        "meaning. Best matches first."
+    )
     show_full_result_count = False
     fields = ("sae_link", "index", "label", "description", "label_source")
     readonly_fields = ("sae_link", "index", "label_source")
@@ -166,7 +233,9 @@ class FeatureAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
         return False
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Feature]:
-        return super().get_queryset(request).select_related("sae")
+        rows = super().get_queryset(request).select_related("sae")
+        found: QuerySet[Feature] = rows.annotate(steers_well=F("effect__steers_well"))
+        return found
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Feature | None:
         """Return the feature by SAE name and index, as in links, or by primary key, as in links of older versions."""
@@ -184,8 +253,11 @@ class FeatureAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
         model = request.GET.get("language_model", "")
         if model.isdecimal():
             queryset = queryset.filter(sae__model_id=int(model))
-        found = queryset.search(search_term)
+        found = _matches(queryset, search_term, by_words=request.GET.get(MatchFilter.parameter_name) == "words")
         return found.order_by(*queryset.query.order_by) if "o" in request.GET else found, False
+
+    def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
+        return (*self.list_display, "relevance_text") if request.GET.get("q", "").strip() else self.list_display
 
     def save_model(self, request: HttpRequest, obj: Feature, form: Any, change: bool) -> None:  # noqa: FBT001 - Django's
         if "label" in form.changed_data:
@@ -204,6 +276,18 @@ class FeatureAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
     @admin.display(description="label", ordering="label")
     def label_text(self, feature: Feature) -> str:
         return feature.label or "(no label)"
+
+    @admin.display(description="steers well", ordering=F("effect__steers_well").desc(nulls_last=True))
+    def steers_text(self, feature: Feature) -> SafeString | str:
+        score = getattr(feature, "steers_well", None)
+        if score is None:
+            return "–"
+        return format_html('<meter min="0" max="0.5" value="{}" title="{}"></meter>', f"{score:.3f}", f"{score:.3f}")
+
+    @admin.display(description="relevance")
+    def relevance_text(self, feature: Feature) -> str:
+        relevance = getattr(feature, "relevance", None)
+        return "–" if relevance is None else f"{relevance:.2f}"
 
     @admin.display(description="max activation", ordering="max_activation")
     def max_activation_text(self, feature: Feature) -> str:

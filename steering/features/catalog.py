@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from django.db import close_old_connections, connection
+from django.db.models import F
 
 from inference.files.sources import ModelSource
 from inference.steering_refs import SAESource
 from steering.errors import SteeringError, UnknownSAEError
 from steering.features.labels import FeatureExample
 from steering.features.logit_lens import LensBusyError, LensTarget, LensUnavailableError, LogitLens, get_lens_worker
-from steering.features.semantic_search import LabelsNotEmbeddedError, QueryEmbedding, search_by_meaning
+from steering.features.ranked_search import FeatureSearch, Sort, search_features
+from steering.features.semantic_search import LabelsNotEmbeddedError, QueryEmbedding
 from steering.models import SAE, Feature
 from steering.sae_registry.loaded_sae import LoadedSAE, find_loaded_sae, labels_of
 
@@ -32,7 +34,10 @@ class FeatureNotFoundError(SteeringError):
 
 @dataclass(frozen=True, slots=True)
 class FeatureRecord:
-    """A row of :class:`steering.models.Feature`. ``density`` is a share of tokens, 0 to 1."""
+    """A row of :class:`steering.models.Feature`. ``density`` is a share of tokens, 0 to 1.
+
+    ``relevance`` is that of a search; ``steers_well`` is None where the effect was not measured.
+    """
 
     sae: str
     model: str
@@ -43,6 +48,9 @@ class FeatureRecord:
     max_activation: float | None
     density: float | None
     top_tokens: tuple[str, ...]
+    label_score: float | None = None
+    relevance: float | None = None
+    steers_well: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +94,8 @@ class FeatureDetail:
 class FeatureQuery:
     """A search among the features of ``models``; ``sae`` restricts it to one SAE.
 
-    With ``meaning``, labels with a similar meaning are found too.
+    With ``meaning`` (the query embedded by a registered model) or ``by_tokens`` (by the token embeddings of the SAE's
+    own model), labels with a similar meaning are found too.
     """
 
     text: str
@@ -95,6 +104,8 @@ class FeatureQuery:
     limit: int
     offset: int = 0
     meaning: QueryEmbedding | None = None
+    sort: Sort = "relevance"
+    by_tokens: bool = False
 
 
 class FeatureCatalog:
@@ -137,11 +148,9 @@ def _search(query: FeatureQuery) -> tuple[FeatureRecord, ...]:
     rows = Feature.objects.filter(sae__model__name__in=query.models).select_related("sae__model")
     if query.sae is not None:
         rows = rows.filter(sae__name=query.sae)
-    if query.meaning is not None:
-        near = search_by_meaning(rows, query.text, query.meaning, limit=query.limit, offset=query.offset)
-        return tuple(_record(row) for row in near)
-    found = rows.search(query.text)[query.offset : query.offset + query.limit]
-    return tuple(_record(row) for row in found)
+    search = FeatureSearch(query.text, query.limit, query.offset, query.sort, query.meaning, query.by_tokens)
+    found = search_features(rows, search)
+    return tuple(_record(one.feature, relevance=one.relevance, steers_well=one.steers_well) for one in found)
 
 
 def _sae(name: str) -> SAERecord:
@@ -153,11 +162,12 @@ def _sae(name: str) -> SAERecord:
 
 
 def _detail(sae: SAERecord, index: int) -> FeatureDetail:
-    row = Feature.objects.filter(sae_id=sae.pk, index=index).select_related("sae__model").first()
+    rows = Feature.objects.filter(sae_id=sae.pk, index=index).annotate(steers_well=F("effect__steers_well"))
+    row = rows.select_related("sae__model").first()
     if row is None:
         raise FeatureNotFoundError(f"The SAE `{sae.name}` has features 0 to {sae.d_sae - 1}, got {index}.")
     return FeatureDetail(
-        _record(row),
+        _record(row, steers_well=row.steers_well),
         row.decoder_norm,
         tuple(_examples(row.examples)),
         row.max_activation_source,
@@ -166,7 +176,7 @@ def _detail(sae: SAERecord, index: int) -> FeatureDetail:
     )
 
 
-def _record(row: Feature) -> FeatureRecord:
+def _record(row: Feature, *, relevance: float | None = None, steers_well: float | None = None) -> FeatureRecord:
     return FeatureRecord(
         sae=row.sae.name,
         model=row.sae.model.name,
@@ -177,6 +187,9 @@ def _record(row: Feature) -> FeatureRecord:
         max_activation=row.max_activation,
         density=row.density,
         top_tokens=tuple(row.top_tokens),
+        label_score=row.label_score,
+        relevance=relevance,
+        steers_well=steers_well,
     )
 
 

@@ -72,7 +72,7 @@ def _normalised(vector: NDArray[np.float32]) -> NDArray[np.float32]:
     return result
 
 
-_DEPTH = 1_000
+DEPTH = 1_000
 _DAMPING = 60  # the constant of reciprocal rank fusion; larger values flatten the weight of the top ranks
 
 
@@ -89,33 +89,20 @@ class QueryEmbedding:
     vector: tuple[float, ...]
 
 
-def search_by_meaning(
-    rows: FeatureQuerySet, text: str, meaning: QueryEmbedding, *, limit: int, offset: int
-) -> list[Feature]:
-    """Return features that match by words or by meaning, the best first. Raise LabelsNotEmbeddedError.
-
-    Both rankings always contribute their best thousand, so that all pages are slices of the same order.
-    """
-    by_words = [] if not text.strip() else list(rows.search(text).values_list("pk", flat=True)[:_DEPTH])
-    order = fuse([by_words, _nearest(rows, meaning)])[offset : offset + limit]
-    found = {row.pk: row for row in rows.filter(pk__in=order)}
-    return [found[pk] for pk in order]
-
-
-def fuse(rankings: Sequence[Sequence[int]]) -> list[int]:
-    """Merge rankings by reciprocal rank fusion."""
+def fuse_scores(rankings: Sequence[Sequence[int]]) -> dict[int, float]:
+    """Merge rankings by reciprocal rank fusion. Return the scores by primary key, the best first."""
     scores: dict[int, float] = {}
     for ranking in rankings:
         for place, pk in enumerate(ranking):
             scores[pk] = scores.get(pk, 0.0) + 1 / (_DAMPING + place)
-    return sorted(scores, key=lambda pk: (-scores[pk], pk))
+    return {pk: scores[pk] for pk in sorted(scores, key=lambda pk: (-scores[pk], pk))}
 
 
-def _nearest(rows: FeatureQuerySet, meaning: QueryEmbedding) -> list[int]:
+def nearest(rows: FeatureQuerySet, meaning: QueryEmbedding) -> list[int]:
     """Return the nearest features by an exact search, which is fast for tens of thousands of labels."""
-    embedded = LabelEmbedding.objects.filter(model__name=meaning.model, feature__in=rows)
+    embedded = LabelEmbedding.objects.filter(model__name=meaning.model, feature__in=rows.order_by().values("pk"))
     near = embedded.order_by(CosineDistance("vector", list(meaning.vector)), "feature_id")
-    found = list(near.values_list("feature_id", flat=True)[:_DEPTH])
+    found = list(near.values_list("feature_id", flat=True)[:DEPTH])
     if not found:
         raise LabelsNotEmbeddedError(
             f"No labels have been embedded with {meaning.model}. Start a job on an SAE's page in the admin."

@@ -52,9 +52,11 @@ def steer_with_feature(
 
 @transaction.atomic
 def label_feature(*, feature: Feature, user: User | None = None) -> Feature:
-    """Save the label and the description of a feature."""
+    """Save the label and the description of a feature. The score of another label is dropped."""
     before = stored_fields(feature)
-    feature.save(update_fields=["label", "description", "label_source"])
+    if not Feature.objects.filter(pk=feature.pk, label=feature.label).exists():
+        feature.label_score = None
+    feature.save(update_fields=["label", "description", "label_source", "label_score"])
     record_saved(feature, before=before, user=user, model=feature.sae.model.name)
     registered_saes.invalidate()
     return feature

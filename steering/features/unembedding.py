@@ -122,6 +122,13 @@ def open_unembedding(folder: Path, *, trust_remote_code: bool = False) -> Unembe
     return Unembedding(read_gain(_loaded(norm, norm_name, stored), embeddings.shape[1]), embeddings)
 
 
+def open_input_embeddings(folder: Path, *, trust_remote_code: bool = False) -> StoredTensor:
+    """Return the location of the input embeddings ``[vocab, width]``. Raise UnembeddingError."""
+    module, stored = _skeleton(folder, trust_remote_code=trust_remote_code)
+    name, _ = _named(module, module.get_input_embeddings(), "input embeddings")
+    return _first(stored, [f"{name}.weight"])
+
+
 def read_gain(norm: nn.Module, width: int) -> Gain:
     """Determine from the outputs of a norm its factors and whether it centres, independent of its class.
 

@@ -233,6 +233,10 @@ class TestSAEs:
         assert refusal(researcher_api.get(f"features/{feature.pk}/effect")) == (404, "effect_not_measured", "index")
         found = EffectResult(0, 2.0, 0.31, 0.4, is_capped=False, curve=((2.0, 0.31),))
         store_effects(sae=sae, results=[found], recipe="r", measured_at=timezone.now())
+        (row,) = researcher_api.get("features?search=rain&sort=steers_well").json()["data"]
+        assert (row["index"], row["relevance"], row["steers_well"]) == (0, 1.0, 0.0)
+        assert refusal(researcher_api.get("features?search=rain&meaning=true"))[:2] == (409, "meaning_not_available")
+        assert refusal(researcher_api.get("features?search=rain&sort=x"))[0] == 400
         shown = researcher_api.get(f"features/{feature.pk}/effect").json()
         assert (shown["strength"], shown["strength_in_max_act"], shown["curve"]) == (2.0, 0.5, [[2.0, 0.31]])
 

@@ -97,6 +97,11 @@ async def test_by_meaning(api: Api, features: FakeFeatures):
     assert sum(value**2 for value in meaning.vector) == pytest.approx(1)
 
 
+async def test_by_token_embeddings_and_sorted(api: Api, features: FakeFeatures):
+    assert (await search(api, meaning=True, sort="steers_well")).status_code == 200
+    assert (features.queries[0].by_tokens, features.queries[0].sort) == (True, "steers_well")
+
+
 async def test_labels_that_were_not_embedded(api: Api, features: FakeFeatures):
     features.search_failure = LabelsNotEmbeddedError("No labels have been embedded with vectors.")
     response = await search(api, embedding_model="vectors")
@@ -130,6 +135,9 @@ async def test_pages(api: Api, features: FakeFeatures):
         ({"sae": "none"}, 404, "sae", "sae_not_found"),
         ({"embedding_model": "none"}, 404, "embedding_model", "model_not_found"),
         ({"embedding_model": 7}, 400, "embedding_model", "invalid_type"),
+        ({"meaning": "yes"}, 400, "meaning", "invalid_type"),
+        ({"meaning": True, "embedding_model": "vectors"}, 400, "meaning", "invalid_value"),
+        ({"sort": "random"}, 400, "sort", "invalid_value"),
         ({"embedding_model": "tiny"}, 400, "model", "wrong_model_kind"),
     ],
 )

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.models import LanguageModel
+from steering.features.ranked_search import FeatureSearch, search_features
 from steering.features.semantic_search import (
     LabelsNotEmbeddedError,
     QueryEmbedding,
     delete_stale_embeddings,
-    fuse,
-    search_by_meaning,
+    fuse_scores,
 )
 from steering.models import Feature, LabelEmbedding
 
@@ -38,7 +38,10 @@ def embedded(sae, embedder):
 def find(vector, text="", *, limit=10, offset=0, model="vectors", rows=None):
     rows = Feature.objects.all() if rows is None else rows
     return [
-        f.index for f in search_by_meaning(rows, text, QueryEmbedding(model, tuple(vector)), limit=limit, offset=offset)
+        found.feature.index
+        for found in search_features(
+            rows, FeatureSearch(text, limit, offset, meaning=QueryEmbedding(model, tuple(vector)))
+        )
     ]
 
 
@@ -81,7 +84,7 @@ def test_stale_ones_are_forgotten(embedded, embedder):
 class TestFuse:
     @given(st.lists(st.lists(st.integers(0, 30), unique=True, max_size=15), max_size=4))
     def test_holds_each_once_and_respects_agreement(self, rankings):
-        fused = fuse(rankings)
+        fused = list(fuse_scores(rankings))
         assert sorted(fused) == sorted({pk for ranking in rankings for pk in ranking})
         for first in fused:
             for second in fused:
@@ -91,4 +94,4 @@ class TestFuse:
                     assert fused.index(first) <= fused.index(second)
 
     def test_in_both_beats_first_in_one(self):
-        assert fuse([[1, 2], [3, 2]])[0] == 2
+        assert next(iter(fuse_scores([[1, 2], [3, 2]]))) == 2

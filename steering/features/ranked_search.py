@@ -1,0 +1,104 @@
+"""Search features by words, by meaning or by both, and sort the results by relevance or by how well they steer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from django.db.models import F
+
+from steering.features.search import IN_ORDER, FeatureQuerySet
+from steering.features.semantic_search import DEPTH, QueryEmbedding, fuse_scores, nearest
+from steering.features.token_meaning import similarities
+from steering.models import SAE, Feature
+
+Sort = Literal["relevance", "steers_well"]
+STEERING_DEPTH = 50
+"""With `steers_well`, this many of the most relevant results by meaning are sorted: all features mean something."""
+MIN_SIMILARITY = 0.2
+_MAX_SAES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureSearch:
+    """A search. ``meaning`` is the query embedded by a registered model; ``by_tokens`` compares token embeddings."""
+
+    text: str
+    limit: int
+    offset: int = 0
+    sort: Sort = "relevance"
+    meaning: QueryEmbedding | None = None
+    by_tokens: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFeature:
+    """A result. ``relevance`` is 1 for the best match of the whole search, None if results are not ranked.
+
+    ``steers_well`` is None for a feature whose effect was not measured.
+    """
+
+    feature: Feature
+    relevance: float | None
+    steers_well: float | None
+
+
+def search_features(rows: FeatureQuerySet, search: FeatureSearch) -> list[FoundFeature]:
+    """Return one page of the features that match, the best first.
+
+    Raise LabelsNotEmbeddedError or MeaningUnavailableError if they cannot be searched by meaning.
+    """
+    if search.meaning is None and not search.by_tokens:
+        return _by_words(rows, search)
+    scores = meaning_scores(rows, search)
+    order = list(scores)
+    if search.sort == "steers_well":
+        steering = _steers_well(order[:STEERING_DEPTH])
+        order = sorted(steering, key=lambda pk: (steering[pk] is None, -(steering[pk] or 0.0), -scores[pk]))
+    best = max(scores.values(), default=1.0)
+    return _found(rows, {pk: scores[pk] / best for pk in order[search.offset : search.offset + search.limit]})
+
+
+def meaning_scores(rows: FeatureQuerySet, search: FeatureSearch) -> dict[int, float]:
+    """Return the fused scores of all matches by words and by meaning, by primary key, the best first."""
+    by_words = [] if not search.text.strip() else list(rows.search(search.text).values_list("pk", flat=True)[:DEPTH])
+    by_meaning = nearest(rows, search.meaning) if search.meaning is not None else nearest_tokens(rows, search.text)
+    return fuse_scores([by_words, by_meaning])
+
+
+def nearest_tokens(rows: FeatureQuerySet, text: str) -> list[int]:
+    """Return the features with the most similar labels by token embeddings. Raise MeaningUnavailableError."""
+    saes = SAE.objects.filter(pk__in=rows.order_by().values("sae_id").distinct()).select_related("model")
+    found = {pk: value for sae in saes[:_MAX_SAES] for pk, value in similarities(sae, text).items()}
+    near = sorted((pk for pk in found if found[pk] >= MIN_SIMILARITY), key=lambda pk: (-found[pk], pk))[:DEPTH]
+    allowed = set(rows.order_by().filter(pk__in=near).values_list("pk", flat=True))
+    return [pk for pk in near if pk in allowed]
+
+
+def _by_words(rows: FeatureQuerySet, search: FeatureSearch) -> list[FoundFeature]:
+    found = rows.search(search.text)
+    is_ranked = "rank" in found.query.annotations
+    if is_ranked:
+        found = found.annotate(relevance=F("rank"))
+    best = (found[:1].values_list("relevance", flat=True).first() or 0.0) if is_ranked else 0.0
+    if search.sort == "steers_well":
+        found = found.order_by(F("effect__steers_well").desc(nulls_last=True), *IN_ORDER)
+    page = found.annotate(steers_well=F("effect__steers_well"))[search.offset : search.offset + search.limit]
+    return [FoundFeature(row, _relative(row.relevance, best) if is_ranked else None, row.steers_well) for row in page]
+
+
+def _relative(rank: float, best: float) -> float:
+    """Return a rank relative to the best one. Postgres gives some matches of prefixes the rank 0."""
+    return rank / best if best > 0 else 1.0
+
+
+def _steers_well(pks: Sequence[int]) -> dict[int, float | None]:
+    rows = Feature.objects.filter(pk__in=pks).values_list("pk", "effect__steers_well")
+    known = dict(rows)
+    return {pk: known[pk] for pk in pks if pk in known}
+
+
+def _found(rows: FeatureQuerySet, relevance: dict[int, float]) -> list[FoundFeature]:
+    known = {row.pk: row for row in rows.filter(pk__in=relevance).annotate(steers_well=F("effect__steers_well"))}
+    return [FoundFeature(known[pk], value, known[pk].steers_well) for pk, value in relevance.items() if pk in known]
