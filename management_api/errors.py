@@ -55,7 +55,8 @@ def _framework_error(error: Exception, context: dict[str, Any]) -> MillmError | 
         case exceptions.MethodNotAllowed():
             return method_refused(context["request"].method, sorted(context["view"].allowed_methods))
         case exceptions.UnsupportedMediaType():
-            return MillmError("Send `Content-Type: application/json`.", status=415, code="unsupported_media_type")
+            types = " or ".join(parser.media_type for parser in context["view"].parser_classes)
+            return MillmError(f"Send `Content-Type: {types}`.", status=415, code="unsupported_media_type")
         case exceptions.NotAcceptable():
             return MillmError("Responses are application/json.", status=406, code="not_acceptable")
         case ModelError():

@@ -166,3 +166,11 @@ class VisibleRowField(serializers.Field[Any, Any, Any, Any]):
 
     def to_representation(self, value: Any) -> Any:
         return value.pk
+
+
+class FormRowField(VisibleRowField):
+    """A visible row in a form, whose values are strings."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        text = str(data)
+        return super().to_internal_value(int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else data)

@@ -8,6 +8,7 @@ from django.views.decorators.csrf import csrf_exempt
 from rest_framework.routers import SimpleRouter
 
 from core.ids import new_id
+from management_api.resources.corpus import Corpora
 from management_api.resources.evaluation import Evaluations
 from management_api.resources.feature import Features
 from management_api.resources.job import Jobs
@@ -39,6 +40,7 @@ router.register("features", Features, "features")
 router.register("profiles", Profiles, "profiles")
 router.register("versions", Versions, "versions")
 router.register("vectors", VectorSets, "vectors")
+router.register("corpora", Corpora, "corpora")
 router.register("policies", Policies, "policies")
 router.register("evaluations", Evaluations, "evaluations")
 router.register("voices", Voices, "voices")

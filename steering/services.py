@@ -33,6 +33,7 @@ from steering.profiles.drafts import draft_words, record_draft, rows_of
 from steering.profiles.snapshot import published_profiles, registered_saes
 from steering.sae_registry.files import installed_place
 from steering.sae_registry.registration import PreparedSAE, SAEHealth, SAELocation, inspect_sae, prepare_sae
+from steering.sae_registry.uploads import delete_upload
 from steering.spec.edit import EditSpec
 from steering.spec.errors import InvalidSpecError
 from steering.spec.parsing import parse_edits
@@ -99,7 +100,10 @@ def delete_sae(*, sae: SAE) -> None:
     """Delete an SAE. Raises InUseError if a version, a draft or a watch rule needs it."""
     check_sae_is_unused(sae=sae)
     record_deleted(sae, model=sae.model.name, detail=f"from {sae.source} {sae.subfolder}".strip())
+    source = sae.source
     sae.delete()
+    if not SAE.objects.filter(source=source).exists():
+        transaction.on_commit(lambda: delete_upload(source))
     registered_saes.invalidate()
 
 

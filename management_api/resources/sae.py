@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from typing import Any
+
 from django.contrib.auth.models import User
 from django.db.models import QuerySet
 from rest_framework import serializers
@@ -15,6 +18,7 @@ from management_api.resources.job import JobOut, job_started
 from management_api.serializers import (
     Choice,
     Flag,
+    FormRowField,
     Integer,
     Number,
     ReadSerializer,
@@ -23,18 +27,22 @@ from management_api.serializers import (
     VisibleRowField,
     described,
 )
-from management_api.viewset import Filters, Resource
+from management_api.uploads import SentFile, UploadResource, form, opener
+from management_api.viewset import Filters
 from steering import services
 from steering.corpora.corpus import DEFAULT_NAME, DEFAULT_TOKENS, MAX_TOKENS
 from steering.corpora.corpus_registry import open_corpus
 from steering.effects.job import request_effects
 from steering.effects.recipe import MAX_TEXTS, EffectRecipe
+from steering.features.label_files import parse_label_file
+from steering.features.label_import import import_labels
 from steering.models import SAE
 from steering.profiles.compilation import get_compiler
 from steering.profiles.snapshot import source_of
 from steering.sae_registry.health import judge
 from steering.sae_registry.jobs import request_measurement, request_sae
 from steering.sae_registry.registration import SAELocation, inspect_sae
+from steering.sae_registry.uploads import MAX_FILES, UploadedFile, UploadError, delete_upload, store_upload
 
 CHANGE = "steering.change_sae"
 MAX_LAYER = 10_000
@@ -84,6 +92,28 @@ class SAEInput(StrictInput):
     measures = Flag(default=True, help_text="Start a job that measures the SAE on the default corpus.")
 
 
+class SAEForm(StrictInput):
+    files = serializers.ListField(
+        child=SentFile(), min_length=1, max_length=MAX_FILES, help_text="The SAE's files, or one zip archive of them."
+    )
+    name = serializers.CharField(max_length=200)
+    model = FormRowField(find=lambda user: LanguageModel.objects.all())
+    layer = serializers.IntegerField(min_value=0, max_value=MAX_LAYER, default=None)
+    site = serializers.ChoiceField(choices=SAE.Site.choices, default="", allow_blank=True)
+    measures = serializers.BooleanField(default=True, help_text="Start a job that measures it on the default corpus.")
+
+
+class LabelsForm(StrictInput):
+    file = SentFile(help_text="JSON, JSONL or CSV, also gzipped.")
+
+
+class LabelsOut(serializers.Serializer[Any]):
+    num_features = serializers.IntegerField()
+    num_labels = serializers.IntegerField()
+    num_examples = serializers.IntegerField()
+    doubts = serializers.ListField(child=serializers.CharField())
+
+
 class SAEChange(StrictInput):
     name = Text(max_length=200)
 
@@ -107,15 +137,18 @@ class EffectsInput(StrictInput):
 
 
 @described(tags=["SAEs"])
-class SAEs(Resource):
+class SAEs(UploadResource):
     queryset = SAE.objects.none()
     serializer_class = SAEOut
     filters = SAEFilters
+    uploads = frozenset({"upload", "labels"})
     ordering = ("name",)
     permissions = {
         "list": "steering.view_sae",
         "retrieve": "steering.view_sae",
         "create": "steering.add_sae",
+        "upload": "steering.add_sae",
+        "labels": "steering.change_feature",
         "partial_update": CHANGE,
         "destroy": "steering.delete_sae",
         "measure": CHANGE,
@@ -144,6 +177,36 @@ class SAEs(Resource):
         inspect_sae(location, data["model"], layer=data["layer"], site=data["site"] or None)
         place = {name: data[name] for name in ("name", "model", "layer", "site", "measures")}
         return job_started(request_sae(location=location, owner=self.user, **place))
+
+    @described(request=form(SAEForm), responses={202: JobOut})
+    @action(detail=False, methods=["post"])
+    def upload(self, request: Request) -> Response:
+        """Upload the files of an SAE. Its configuration is checked at once; a job reads its weights and registers it.
+
+        The files are deleted with the SAE.
+        """
+        data = self.read(SAEForm)
+        if SAE.objects.filter(name=data["name"]).exists():
+            raise serializers.ValidationError({"name": f"The SAE `{data['name']}` already exists."})
+        files = [UploadedFile(sent.name, sent.size, opener(sent)) for sent in data["files"]]
+        location = SAELocation(str(store_upload(files)))
+        try:
+            candidate = inspect_sae(location, data["model"], layer=data["layer"], site=data["site"] or None)
+            if not location.locate(with_weights=True).is_here(candidate.config.weights_file):
+                raise UploadError(f"The file {candidate.config.weights_file} with the weights is missing.")
+            place = {name: data[name] for name in ("name", "model", "layer", "site", "measures")}
+            return job_started(request_sae(location=location, owner=self.user, **place))
+        except BaseException:
+            delete_upload(location.source)
+            raise
+
+    @described(request=form(LabelsForm), responses=LabelsOut)
+    @action(detail=True, methods=["post"])
+    def labels(self, request: Request, pk: str) -> Response:
+        """Import labels of an SAE's features. If anything in the file is invalid, nothing is imported."""
+        sae, sent = self.get_object(), self.read(LabelsForm)["file"]
+        report = import_labels(sae=sae, found=parse_label_file(sent.file, sent.name, sae.d_sae))
+        return Response(LabelsOut({**asdict(report), "doubts": list(report.doubts)}).data)
 
     @described(request=SAEChange)
     def partial_update(self, request: Request, pk: str) -> Response:

@@ -14,10 +14,14 @@ from rest_framework.response import Response
 from management_api.resources.job import JobOut, job_started
 from management_api.serializers import Integer, Number, ReadSerializer, StrictInput, Text, VisibleRowField, described
 from management_api.viewset import Filters, Resource
+from steering.corpora.corpus import prompts_of
+from steering.corpora.corpus_registry import open_corpus
 from steering.evaluation.headline import find_headlines
 from steering.evaluation.params import (
     DEFAULT_CONTROLS,
     FACTORS,
+    MAX_PROMPT_CHARS,
+    MAX_PROMPTS,
     NEUTRAL_PROMPTS,
     TARGETS,
     CalibrationParams,
@@ -40,6 +44,7 @@ from steering.visibility import visible_versions
 VIEW = "steering.view_profileversion"
 EVALUATE = "steering.change_steeringprofile"
 DEFAULTS = Texts()
+DEFAULT_PROMPTS = 8  # of a corpus
 
 
 class VersionOut(ReadSerializer):
@@ -88,12 +93,25 @@ class VersionFilters(Filters):
 
 class TextsInput(StrictInput):
     prompts = serializers.ListField(child=Text(max_length=8_000), default=lambda: list(NEUTRAL_PROMPTS), max_length=256)
+    corpus = Text(max_length=200, default="", allow_blank=True, help_text="Take the prompts from this corpus.")
+    num_prompts = Integer(
+        min_value=1, max_value=MAX_PROMPTS, default=DEFAULT_PROMPTS, help_text="How many prompts of the corpus."
+    )
     max_tokens = Integer(default=DEFAULTS.max_tokens)
     temperature = Number(default=DEFAULTS.temperature)
     seed = Integer(default=DEFAULTS.seed)
     samples_per_prompt = Integer(
         default=DEFAULTS.samples_per_prompt, help_text="Answers to each prompt. Intervals are computed over prompts."
     )
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        """Replace the name of a corpus by its prompts. Raise MillmError for an unknown one."""
+        if attrs["corpus"]:
+            if "prompts" in self.initial_data:
+                raise serializers.ValidationError({"corpus": "cannot be combined with `prompts`."})
+            corpus = open_corpus(attrs["corpus"])
+            attrs["prompts"] = list(prompts_of(corpus, attrs["num_prompts"], max_chars=MAX_PROMPT_CHARS))
+        return attrs
 
 
 class SweepInput(TextsInput):

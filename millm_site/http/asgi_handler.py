@@ -199,7 +199,7 @@ def file_refusal(scope: Scope) -> MillmError | None:
     if not accepts_files(scope["path"]) or scope["method"] != "POST":
         return None
     peer = scope.get("client")
-    return upload_refusal(scope["headers"], peer[0] if peer else "")
+    return upload_refusal(scope["headers"], peer[0] if peer else "", scope["path"])
 
 
 async def spool(receive: Receive) -> IO[bytes]:

@@ -176,7 +176,7 @@ class Channel(http.HTTPChannel):
             return None
         headers = self.requests[-1].requestHeaders.getAllRawHeaders()
         lines = [(name, value) for name, values in headers for value in values]
-        return upload_refusal(lines, self.transport.getPeer().host)
+        return upload_refusal(lines, self.transport.getPeer().host, self._request_path)
 
     def _has_target(self) -> bool:
         """Return whether the request target is a path or an absolute URL (RFC 9112, 3.2).

@@ -236,11 +236,17 @@ def _missing(name: str) -> MillmError:
 Header = tuple[bytes, bytes]
 
 
-def upload_refusal(headers: Iterable[Header], peer: str) -> MillmError | None:
-    """Return the error for a request that may not upload; ``peer`` is the address of the connection."""
+def upload_refusal(headers: Iterable[Header], peer: str, path: str = "") -> MillmError | None:
+    """Return the error for a request that may not upload; ``peer`` is the address of the connection.
+
+    Uploads to /api need a key, also from the same machine and in a console session: their bodies may be large.
+    """
     request = _request(headers, peer)
     try:
-        if not needs_no_key(request):
+        if _MANAGED.fullmatch(path):
+            if not require_key(request, current_keys()).may_manage:
+                raise forbidden("This key cannot access /api. Add the scope to the key.", code="scope_required")
+        elif not needs_no_key(request):
             require_key(request, current_keys())
     except MillmError as refusal:
         return refusal
@@ -263,16 +269,17 @@ def _request(headers: Iterable[Header], peer: str) -> HttpRequest:
 FORM_BYTES = 2**20  # allowance for a multipart body besides its file
 _UPLOADS = re.compile(r"/v1/(files|uploads/[^/]+/parts)/?")
 _MEDIA = re.compile(r"/v1/(audio/(transcriptions|translations|voices)|images/(edits|variations)|videos)/?")
+_MANAGED = re.compile(r"/api/(saes/upload|saes/[0-9]{1,18}/labels|corpora)")
 
 
 def accepts_files(path: str) -> bool:
-    return bool(_UPLOADS.fullmatch(path) or _MEDIA.fullmatch(path))
+    return any(routes.fullmatch(path) for routes in (_UPLOADS, _MEDIA, _MANAGED))
 
 
 def body_limit(path: str) -> int:
     """Return the maximum body size of the route."""
     limit: int = settings.MILLM_MAX_BODY_BYTES
-    if _UPLOADS.fullmatch(path):
+    if _UPLOADS.fullmatch(path) or _MANAGED.fullmatch(path):
         return max(limit, settings.MILLM_MAX_FILE_BYTES + FORM_BYTES)
     if _MEDIA.fullmatch(path):
         return max(limit, settings.MILLM_MAX_MEDIA_BYTES + FORM_BYTES)

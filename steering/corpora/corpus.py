@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 DEFAULT = Path(__file__).with_name("default.jsonl")
 DEFAULT_NAME = "default"
+SUFFIXES = (".jsonl", ".ndjson", ".txt")
 DEFAULT_TOKENS = 30_000
 MAX_TOKENS = 5_000_000
 _MAX_BYTES = 256 << 20
@@ -80,6 +82,25 @@ def read_corpus(source: str = "") -> Corpus:
     return Corpus(path.stem if source else DEFAULT_NAME, version_of(data), documents)
 
 
+def prompts_of(corpus: Corpus, count: int, *, max_chars: int) -> tuple[str, ...]:
+    """Return the first ``count`` prompts: texts, and the first user messages of chats. Longer ones are skipped.
+
+    Raise CorpusError if there are none, or if the corpus is private.
+    """
+    if corpus.is_private:
+        raise CorpusError(f"The texts of the corpus {corpus.name} are private, so they cannot be prompts.")
+    found = (_prompt(document).strip() for document in corpus.documents)
+    prompts = tuple(islice((text for text in found if text and len(text) <= max_chars), count))
+    if not prompts:
+        raise CorpusError(f"The corpus {corpus.name} has no text of at most {max_chars} characters.")
+    return prompts
+
+
+def _prompt(document: Document) -> str:
+    users = (message["content"] for message in document.messages if message["role"] == "user")
+    return document.text or next(users, "")
+
+
 def version_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:12]
 
@@ -122,7 +143,7 @@ def _encoded(whole: str, text: ModelText) -> Iterator[list[int]]:
 
 
 def _content(path: Path) -> bytes:
-    if path.suffix not in {".jsonl", ".ndjson", ".txt"}:
+    if path.suffix not in SUFFIXES:
         raise CorpusError(f"{path.name}: a corpus must be a .jsonl, .ndjson or .txt file.")
     if not path.is_file():
         raise CorpusError(f"The file {path} does not exist.")

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from django.contrib.auth.models import User
+from django.core.exceptions import ValidationError
 from django.db import transaction
 
+from core.errors import MillmError
 from inference.files.downloads import watch
 from inference.models import LanguageModel
 from jobs.models import Job
@@ -20,6 +22,7 @@ from steering.sae_registry.files import locate_sae
 from steering.sae_registry.health import judge
 from steering.sae_registry.health_check import MeasureParams, check_sae
 from steering.sae_registry.registration import PreparedSAE, SAELocation, inspect_sae, prepare_sae
+from steering.sae_registry.uploads import delete_upload
 from steering.services import save_sae
 
 if TYPE_CHECKING:
@@ -102,9 +105,13 @@ def run_add_sae(job: RunningJob) -> dict[str, Any]:
         lambda done, total: job.progress(done, total, "Downloading"),
     )
     job.progress(1, 1, "Checking the weights")
-    prepared = prepare_sae(params["name"], model, candidate)
     owner = None if job.owner_id is None else User.objects.filter(pk=job.owner_id).first()
-    added = add_sae(prepared=prepared, measures=params.get("measures", False), owner=owner)
+    try:
+        prepared = prepare_sae(params["name"], model, candidate)
+        added = add_sae(prepared=prepared, measures=params.get("measures", False), owner=owner)
+    except (MillmError, ValidationError):  # the uploaded files will never be usable
+        delete_upload(location.source)
+        raise
     job.log(f"Registered {added.sae} with {added.sae.d_sae} features.")
     if added.measurement is not None:
         job.log(f'The job "{added.measurement}" measures how well it fits.')
