@@ -150,7 +150,7 @@ def smollm2_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     assert SMOLLM2.package is not None
     try:
-        return converted_directory(SMOLLM2.package, tmp_path_factory.mktemp("models"), report_nothing)
+        return converted_directory(SMOLLM2.package, tmp_path_factory.mktemp("smollm2") / "models", report_nothing)
     except DemoError as error:
         if "CI" in os.environ:
             pytest.fail(str(error))

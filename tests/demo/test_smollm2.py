@@ -7,17 +7,25 @@ are those that llama.cpp's pattern for this tokenizer gives; transformers 5.23 c
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 import pytest
 import regex
 import torch
+from asgiref.sync import async_to_sync
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from inference.engine.models.loader import ModelSpec, load_model
+from inference.interventions import Intervention
+from steering.demo.install import SMOLLM2, install_demo
 from tests.engine.harness import EngineHarness
+from tests.steering.resolving import intervention_of, local_resolver
 
 pytestmark = pytest.mark.slow
+
+PROFILES: dict[str, list[str]] = json.loads((SMOLLM2.folder / "words.json").read_text("utf-8"))
+MAX_TOKENS = 50
 
 WEIGHTS = "5d9bacfb6e704b2142088ab0e2548bc0de0a6b3a3179fcde6595ff2a6b30c1ec"
 LLAMA_CPP = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
@@ -54,6 +62,42 @@ def test_texts_are_split_as_llama_cpp_splits_them(tokenizer):
 def test_token_ids(tokenizer):
     assert tokenizer.encode("In 2024, 365 days") == [788, 216, 34, 32, 34, 36, 28, 216, 35, 38, 37, 2009]
     assert tokenizer.encode("<|im_start|>user\nhi<|im_end|>\n<|endoftext|>") == [1, 4093, 198, 6004, 2, 198, 0]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_profiles_are_seen_in_the_answers_of_eight_seeds(smollm2_directory: Path, tokenizer, settings):
+    """Nearly all steered answers have two words of the profile, and at most two of the unsteered."""
+    settings.MILLM_HOME = smollm2_directory.parent.parent
+    demo = install_demo(SMOLLM2)
+    loaded = load_model(ModelSpec("smollm2", smollm2_directory, device="cpu"))
+    chat = [{"role": "user", "content": SMOLLM2.prompt}]
+    prompt = tuple(tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"])
+    special = frozenset(tokenizer.all_special_ids)
+    harness = EngineHarness(loaded, max_batch_size=32)
+    answers = {
+        name: [
+            harness.add(
+                prompt=prompt, model="smollm2", max_tokens=MAX_TOKENS, seed=seed, ignore_eos=False,
+                intervention=intervention, **SMOLLM2.sampling,
+            )
+            for seed in range(8)
+        ]
+        for name, intervention in (("", None), *((name, resolve(name, special)) for name in PROFILES))
+    }  # fmt: skip
+    harness.run()
+    texts = {name: [tokenizer.decode(answer.token_ids) for answer in group] for name, group in answers.items()}
+    assert {label.partition("@")[0] for label in demo.published} == set(PROFILES)
+    for name, words in PROFILES.items():
+        assert sum(num_words(text, words) >= 2 for text in texts[name]) >= (6 if name == "sea" else 7), texts[name]
+        assert sum(num_words(text, words) >= 2 for text in texts[""]) <= 2, texts[""]
+
+
+def resolve(name: str, special: frozenset[int]) -> Intervention:
+    return intervention_of(async_to_sync(local_resolver().resolve)("smollm2", name, special_token_ids=special))
+
+
+def num_words(text: str, words: list[str]) -> int:
+    return sum(word in words for word in regex.findall(r"[a-z]+", text.lower()))
 
 
 def test_greedy_answers_are_those_of_transformers(smollm2_directory: Path, tokenizer):

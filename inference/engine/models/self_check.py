@@ -110,7 +110,7 @@ def compare(module: nn.Module, reference: Reference) -> None:
     """Raise UnsupportedModelError if the packed forward gives other logits than the eager one."""
     began_at = time.monotonic()
     if reference.tolerance > MOST:
-        logger.warning("Rounding alone changes this model's logits too much for a comparison with transformers.")
+        logger.info("Self-check skipped: in this type, rounding alone changes the logits too much for a comparison.")
         return
     layouts = probe_layouts(module)
     strict = reference.dtype is torch.float32
