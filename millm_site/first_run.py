@@ -78,9 +78,6 @@ def ensure_superuser() -> Login:
     return Login(user.get_username(), password="" if given else password)
 
 
-SEED = 9  # the same for both, so that the stories can be compared
-
-
 _KEYS = {
     "loopback": "not needed for requests from this machine (MILLM_AUTH=loopback)",
     "required": "needed for every request (MILLM_AUTH=required)",
@@ -107,11 +104,12 @@ def welcome(url: str, login: Login | None, *, password_file: Path | None = None)
 
 
 def _curls(url: str) -> list[str]:
+    demo = default_demo()
     lines = [
         "Try it in another terminal, unsteered and steered:",
         "",
-        f"  {curl(url, seed=SEED)}",
-        f"  {curl(url, seed=SEED, profile=default_demo().profile)}",
+        f"  {curl(url, seed=demo.seed)}",
+        f"  {curl(url, seed=demo.seed, profile=demo.profile)}",
     ]
     if settings.MILLM_AUTH == "required":
         lines[1:1] = ["(Create an API key in the console and set MILLM_API_KEY to it.)"]

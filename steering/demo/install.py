@@ -47,7 +47,7 @@ _LOCK = 0x6D694C44  # "miLD": an arbitrary number that no other program uses on 
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """A demo that can be installed. ``prompt`` and ``profile`` make its first example."""
+    """A demo that can be installed. ``prompt``, ``seed`` and ``profile`` make its first example."""
 
     name: str
     model: str
@@ -55,6 +55,7 @@ class Demo:
     folder: Path
     sampling: Mapping[str, float]
     prompt: str
+    seed: int
     profile: str
     description: str
     package: PackagedModel | None = None
@@ -67,6 +68,7 @@ TINY = Demo(
     folder=ARTIFACTS,
     sampling={"temperature": 0.8},
     prompt="Tell me a story.",
+    seed=9,
     profile="gloomy",
     description="The demo is a small model that tells stories, with an SAE and four profiles.",
 )
@@ -77,6 +79,7 @@ SMOLLM2 = Demo(
     folder=Path(__file__).with_name("smollm2"),
     sampling={"temperature": 0.7, "top_p": 0.9},
     prompt="Tell me a story.",
+    seed=0,
     profile="gloomy",
     description="The demo is SmolLM2-135M-Instruct, a small model of the real world, with steering profiles.",
     package=PackagedModel(

@@ -78,7 +78,8 @@ def test_profiles_are_seen_in_the_answers_of_eight_seeds(smollm2_directory: Path
         name: [
             harness.add(
                 prompt=prompt, model="smollm2", max_tokens=MAX_TOKENS, seed=seed, ignore_eos=False,
-                intervention=intervention, **SMOLLM2.sampling,
+                intervention=intervention, temperature=SMOLLM2.sampling["temperature"],
+                top_p=SMOLLM2.sampling["top_p"],
             )
             for seed in range(8)
         ]
