@@ -86,6 +86,12 @@ class TestChat:
             m.chat(prompt, profile=None, temperature=0, max_tokens=12).text for prompt in prompts
         ]
 
+    def test_many_answers_to_one_prompt_have_seeds_of_their_own(self, m: Millm) -> None:
+        answers = m.chat_many([STORY] * 3, profile="sea", seed=[1, 2, 1], max_tokens=12)
+        assert answers[0].text == answers[2].text != answers[1].text
+        with pytest.raises(ValueError, match="one for each of the 3 prompts; got 2"):
+            m.chat_many([STORY] * 3, seed=[1, 2])
+
     def test_only_one_kind_of_steering_is_sent(self, m: Millm) -> None:
         with pytest.raises(ValueError, match="`profile` and `edits` cannot be combined"):
             m.chat(STORY, profile="sea", edits=[{"index": 1}])
@@ -300,3 +306,45 @@ def test_vectors_of_other_numbers_stay_as_they_are() -> None:
     assert vector.values.tolist() == [1.0, 1.0, 1.0]
     with pytest.raises(ValueError, match="read-only"):
         vector.values[0] = 2.0
+
+
+class TestInlineVectors:
+    def test_a_vector_is_added_as_often_as_it_says(self, m: Millm) -> None:
+        vector = m.vector_from(PAIRS, layers=2)[2]
+        plain = m.residuals(TEXTS, 2, profile=None)
+        steered = m.residuals(TEXTS, 2, edits=[vector.edit(0.5)])
+        for before, after in zip(plain[2], steered[2], strict=True):
+            assert np.allclose(after - before, 0.5 * vector.values, atol=1e-3)
+        twice = m.residuals(TEXTS, 2, vector=2 * vector, intensity=0.25)
+        assert np.allclose(twice[2][0], steered[2][0], atol=1e-3)
+
+    def test_a_direction_is_removed_at_every_layer(self, m: Millm) -> None:
+        vector = m.vector_from(PAIRS, layers=2)[2]
+        removed = m.residuals(TEXTS, [1, 4], edits=vector.removed_at(range(m.num_layers)))
+        for layer in (1, 4):
+            for rows in removed[layer]:
+                assert np.abs(rows @ vector.values / vector.norm).max() < 1e-2
+
+    def test_answers_and_activations_are_steered_too(self, m: Millm) -> None:
+        fit = m.vector_from(PAIRS, layers=[2, 3])
+        answer = m.chat(STORY, vector=fit, seed=1, max_tokens=8)
+        assert answer.receipt is not None
+        assert answer.receipt.sites[0].site == f"layers.{fit.layer}.resid_post"
+        plain, steered = (m.activations(STORY, features=range(200), vector=one) for one in (0 * fit[2], 2 * fit[2]))
+        assert not np.allclose(plain[0].values, steered[0].values, atol=0.1)
+
+    def test_features_and_vectors_go_together(self, m: Millm) -> None:
+        vector = SteeringVector(np.ones(256, np.float32), 3)
+        receipt = m.chat(STORY, edits=[{"index": RAIN, "strength": 0.3}, vector.edit(0.1)], max_tokens=4).receipt
+        assert receipt is not None
+        assert {one.site for one in receipt.sites} == {"layers.2.resid_post", "layers.3.resid_post"}
+
+    def test_a_wrong_width(self, m: Millm) -> None:
+        with pytest.raises(openai.BadRequestError) as found:
+            m.chat(STORY, vector=SteeringVector(np.ones(7, np.float32), 2))
+        assert found.value.param == "steering.vectors[0].values"
+
+    def test_an_unknown_set(self, m: Millm) -> None:
+        with pytest.raises(openai.BadRequestError) as found:
+            m.chat(STORY, vector="nothing")
+        assert found.value.code == "vector_set_not_found"

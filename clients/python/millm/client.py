@@ -175,24 +175,29 @@ class Millm:
         edits: Sequence[Edit] | None = None,
         vector: VectorLike | None = None,
         intensity: float | None = None,
-        seed: int | None = None,
+        seed: int | Sequence[int] | None = None,
         at_once: int = 16,
         **options: Any,
     ) -> list[Answer]:
         """Return the answers to several prompts, in their order: :meth:`chat` for each of them.
 
-        ``at_once`` requests run at the same time, in one batch of the server. All have the same ``seed``.
+        ``at_once`` requests run at the same time, in one batch of the server. ``seed``: one for all answers, or one for
+        each: ``m.chat_many([prompt] * 8, seed=range(8))``.
         """
-        model = self.model
-        fields = Steering(profile, edits, vector, intensity).body | _given(seed=seed) | options
+        model, asked = self.model, list(prompts)
+        fields = Steering(profile, edits, vector, intensity).body | options
+        seeds = list(seed) if isinstance(seed, Sequence) else [seed] * len(asked)
+        if len(seeds) != len(asked):
+            raise ValueError(f"Give one `seed`, or one for each of the {len(asked)} prompts; got {len(seeds)}.")
 
-        def answer(prompt: Messages) -> Answer:
+        def answer(prompt: Messages, own_seed: int | None) -> Answer:
+            body = fields | _given(seed=own_seed)
             return Answer.read(
-                self.openai.chat.completions.create(model=model, messages=_messages(prompt), extra_body=fields)
+                self.openai.chat.completions.create(model=model, messages=_messages(prompt), extra_body=body)
             )
 
         with ThreadPoolExecutor(at_once) as pool:
-            return list(pool.map(answer, prompts))
+            return list(pool.map(answer, asked, seeds))
 
     # Inside the model
 
