@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 from inference.segments import ALL_SEGMENTS, Segment
 
@@ -128,6 +128,14 @@ class FeatureReader(Protocol):
 
         Called in a step only if the columns have no ``read``.
         """
+
+
+@runtime_checkable
+class Reconstructor(FeatureReader, Protocol):
+    """A reader whose only feature, by a change of 1, replaces the residual by a reconstruction. Its activation is 0."""
+
+    def reconstruct(self, h: Tensor) -> Tensor:
+        """Return what replaces the residual, ``[tokens, d]`` float32, for what is read, ``[tokens, d_in]`` float32."""
 
 
 class FeatureEncoder(FeatureReader, Protocol):

@@ -32,7 +32,7 @@ from inference.interventions import (
     Window,
 )
 from inference.segments import Segment
-from steering.saes.direction import Cosine, Direction, Negated
+from steering.saes.direction import Cosine, Direction, Negated, Reconstruction
 from steering.saes.sae import SparseAutoencoder
 from steering.spec.checks import check_conflicts
 from steering.spec.edit import (
@@ -232,7 +232,7 @@ def _compile_rules(edits: Sequence[EditSpec], removals: _Removals, saes: SAEs) -
     """Return one edit per site, tokens and reader, with its rules in the order of their effects."""
     rules: dict[tuple[_Tokens, str, Site], list[FeatureRule]] = defaultdict(list)
     readers: dict[str, FeatureReader] = {}
-    found = [(_Tokens.of(edit), *_rule(edit, saes)) for edit in edits if not isinstance(edit.target, SiteTarget)]
+    found = [(_Tokens.of(edit), *_rule(edit, saes)) for edit in edits if edit.operation != "norm_preserving"]
     for tokens, mine in removals.items():
         found += [(tokens, tokens.site, Direction(vector), FeatureRule(0, gain=0.0)) for vector in _basis(mine, saes)]
     for tokens, site, reader, rule in found:
@@ -247,6 +247,10 @@ def _compile_rules(edits: Sequence[EditSpec], removals: _Removals, saes: SAEs) -
 def _rule(edit: EditSpec, saes: SAEs) -> tuple[Site, FeatureReader, FeatureRule]:
     """Return the rule, its reader, and the site where that reads."""
     gates = _gates(edit, saes)
+    if isinstance(edit.target, SiteTarget):
+        assert edit.target.sae is not None, "the parser checks it"
+        sae = saes[edit.target.sae.checksum]
+        return sae.read_site(edit.target.site), Reconstruction(sae), FeatureRule(0, offset=1.0, gates=gates)
     if edit.operation in DIRECTION_OPERATIONS or isinstance(edit.target, VectorTarget):
         return edit.target.site, *_direction_rule(edit, saes, gates)
     assert isinstance(edit.target, FeatureTarget)
@@ -312,7 +316,7 @@ def _gate_reader(spec: GateSpec, saes: SAEs) -> tuple[Site, FeatureReader, int]:
 
 
 def _compile_norms(edits: Sequence[EditSpec]) -> list[NormEdit]:
-    tokens = sorted({_Tokens.of(edit) for edit in edits if isinstance(edit.target, SiteTarget)})
+    tokens = sorted({_Tokens.of(edit) for edit in edits if edit.operation == "norm_preserving"})
     return [NormEdit(t.site, **t.choice) for t in tokens]
 
 

@@ -24,6 +24,7 @@ from inference.interventions import (
     NormEdit,
     Phase,
     ReaderEdit,
+    Reconstructor,
     Site,
     TokenPlace,
     VectorEdit,
@@ -62,6 +63,8 @@ def followed_by(first: Intervention, then: Intervention) -> Intervention:
     assert first.skip_token_ids == then.skip_token_ids, "both interventions belong to the same model"
     _check_norms(first, then)
     _check_reads(first, then)
+    if any(isinstance(reader, Reconstructor) for edit in then.edits for reader in getattr(edit, "readers", ())):
+        raise PolicyConflictError("A policy cannot replace a residual by its reconstruction.")
     after = [part for edit in then.edits for part in _after(edit, first.edits)]
     identity = _identity("then", first.fingerprint, then.fingerprint)
     needed = first.required_segments | then.required_segments
@@ -180,6 +183,8 @@ class _RuleStep:
         for gate, feature in self._gates:
             is_shut = gate.reader.activations(h, feature.on(h.device)) <= gate.above
             change = change.masked_fill(is_shut, 0.0)
+        if isinstance(self._reader, Reconstructor):
+            return change * (self._reader.reconstruct(h) - h)
         step = change @ self._write.on(h.device)
         return step if self._normalization == "none" else NORMALIZERS[self._normalization](h).restore_step(step)
 

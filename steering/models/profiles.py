@@ -66,6 +66,7 @@ class FeatureEdit(models.Model):
         ORTHOGONAL = "orthogonal", "scale the direction by"
         PROJECTION_CAP = "projection_cap", "cap the projection at"
         NORM_PRESERVING = "norm_preserving", "keep the norm"
+        RECONSTRUCT = "reconstruct", "replace by the reconstruction"
 
     class Unit(models.TextChoices):
         MAX_ACT = "max_act", "× max activation"

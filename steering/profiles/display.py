@@ -88,7 +88,7 @@ def requests_link(version: ProfileVersion) -> SafeString | str:
 
 def coefficient_text(edit: EditSpec) -> str:
     match edit.operation:
-        case "norm_preserving":
+        case "norm_preserving" | "reconstruct":
             return "–"
         case "scale" | "orthogonal":
             return f"factor {edit.raw:.4g}"

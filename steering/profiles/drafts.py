@@ -13,7 +13,7 @@ from audit.models import AuditEvent
 from audit.record import plain, record
 from inference.interventions import SITE_KINDS, Site, SiteKind
 from steering.models import SAE, Feature, FeatureEdit, PlainVector, SteeringProfile
-from steering.spec.edit import EditSpec, FeatureTarget, GateSpec, SAEIdentity, SiteTarget, VectorTarget
+from steering.spec.edit import SITE_OPERATIONS, EditSpec, FeatureTarget, GateSpec, SAEIdentity, SiteTarget, VectorTarget
 from steering.spec.errors import InvalidSpecError, Problem
 from steering.spec.parsing import parse_edits
 from steering.spec.rendering import edit_to_json
@@ -42,11 +42,16 @@ def edit_of(row: FeatureEdit) -> EditSpec:
     return parse_edits([_row_to_json(row, {} if row.feature else mean_norms(row.profile.model_id))])[0]
 
 
+def sae_identity(sae: SAE) -> SAEIdentity:
+    """Return the SAE as edits name it."""
+    return SAEIdentity(sae.name, sae.checksum, Site(sae.layer, cast("SiteKind", sae.site)), sae.d_in, sae.d_sae)
+
+
 def feature_target(feature: Feature) -> FeatureTarget:
     """Return the feature with the current values of the figures that strengths refer to."""
     sae = feature.sae
     return FeatureTarget(
-        sae=SAEIdentity(sae.name, sae.checksum, Site(sae.layer, cast("SiteKind", sae.site)), sae.d_in, sae.d_sae),
+        sae=sae_identity(sae),
         index=feature.index,
         scales=Scales(feature.max_activation, feature.decoder_norm, sae.reference_norm, sae.typical_norm),
         label=feature.label,
@@ -84,7 +89,7 @@ def _row_to_json(row: FeatureEdit, norms: Mapping[Site, float]) -> dict[str, Any
         return {"feature": edit_to_json(EditSpec(feature_target(row.feature)))["feature"], **values}
     if row.plain_vector is not None:
         return {"vector": registered_to_json(row.plain_vector, norms), **values}
-    if row.operation == FeatureEdit.Operation.NORM_PRESERVING:
+    if row.operation in SITE_OPERATIONS:
         return {"site": row.vector, **values}
     return {"vector": vector_to_json(row.vector, norms), **values}
 

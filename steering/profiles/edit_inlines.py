@@ -19,7 +19,7 @@ from django.utils.safestring import SafeString
 from steering.models import SAE, Feature, FeatureEdit, PlainVector, SteeringProfile
 from steering.profiles.display import coefficient_text, push_text
 from steering.profiles.drafts import edit_of
-from steering.spec.edit import OPERATIONS, VECTOR_OPERATIONS
+from steering.spec.edit import OPERATIONS, SITE_OPERATIONS, VECTOR_OPERATIONS
 from steering.spec.errors import InvalidSpecError
 from steering.spec.parsing import MAX_LAYER, parse_edits
 from steering.spec.units import DEFAULT_STRENGTH, MAX_STRENGTH
@@ -38,6 +38,7 @@ OPERATION_HELP = {
     "at_most": "Lowers the feature to the strength where it is higher.",
     "orthogonal": "Multiplies the residual's component along the direction by the strength: 0 removes it.",
     "projection_cap": "Limits the residual's component along the direction to between the lower end and the strength.",
+    "reconstruct": "Replaces the residual by the SAE's reconstruction, without its error.",
     "norm_preserving": "Restores the residual's original norm after all other edits at the site.",
 }
 PHASE_HELP = {
@@ -84,7 +85,7 @@ class ModelsOwnSelect(AutocompleteSelect):
 
 
 class FeatureEditForm(forms.ModelForm[FeatureEdit]):
-    operations: tuple[str, ...] = tuple(name for name in OPERATIONS if name != "norm_preserving")
+    operations: tuple[str, ...] = tuple(name for name in OPERATIONS if name not in SITE_OPERATIONS)
     strength = forms.FloatField(
         initial=DEFAULT_STRENGTH,
         min_value=-MAX_STRENGTH,
@@ -131,7 +132,7 @@ class FeatureEditForm(forms.ModelForm[FeatureEdit]):
 class VectorEditForm(FeatureEditForm):
     """The form of edits with registered vectors, custom values, and whole sites."""
 
-    operations = (*VECTOR_OPERATIONS, "norm_preserving")
+    operations = (*VECTOR_OPERATIONS, *SITE_OPERATIONS)
     norm_layer = forms.IntegerField(
         label="layer", required=False, min_value=0, max_value=MAX_LAYER, help_text='Only for "keep the norm".'
     )
@@ -164,7 +165,12 @@ class VectorEditForm(FeatureEditForm):
 
     def _clean_target(self, cleaned: dict[str, Any]) -> None:
         registered, own = cleaned["plain_vector"], cleaned["vector"]
-        if cleaned["operation"] == KEEP_NORM:
+        if cleaned["operation"] == FeatureEdit.Operation.RECONSTRUCT:
+            if registered is not None or own is None:
+                message = '"replace by the reconstruction" needs a site with its SAE as custom values.'
+                raise ValidationError({"vector": message})
+            _check_edit({"site": own, "operation": cleaned["operation"]})
+        elif cleaned["operation"] == KEEP_NORM:
             if registered is not None:
                 raise ValidationError({"plain_vector": '"keep the norm" needs a layer and a site, not a vector.'})
             cleaned["vector"] = self._site(own, cleaned)

@@ -43,7 +43,7 @@ class StrengthScale:
 
 def strength_scale(edit: EditSpec) -> StrengthScale | None:
     """Return the scale, or None if the operation has no strength or its unit refers to an unknown figure."""
-    if edit.operation in {"ablate", "norm_preserving"}:
+    if edit.operation in {"ablate", "norm_preserving", "reconstruct"}:
         return None
     try:
         raw_per_one = replace(edit, strength=1.0).raw

@@ -23,9 +23,9 @@ from steering.errors import InlineSteeringError
 from steering.model_shape import ModelShape, read_model_shape
 from steering.models import SAE, Feature, PlainVector, VectorSet
 from steering.profiles.auto_strength import with_auto_strengths
-from steering.profiles.drafts import feature_target, norms_of, registered_to_json, vector_to_json
+from steering.profiles.drafts import feature_target, norms_of, registered_to_json, sae_identity, vector_to_json
 from steering.profiles.snapshot import registered_saes, source_of
-from steering.spec.edit import EditSpec, FeatureTarget, VectorTarget
+from steering.spec.edit import EditSpec, FeatureTarget, SiteTarget, VectorTarget
 from steering.spec.errors import InvalidSpecError, Problem
 from steering.spec.fields import describe
 from steering.spec.parsing import MAX_EDITS, parse_edits, with_request_defaults
@@ -108,7 +108,7 @@ async def find_inline(model: int, value: object) -> PublishedVersion | None:
 
 def num_features(version: PublishedVersion) -> int:
     """Return how many of the version's inline edits are of `features`; the others are of `vectors`."""
-    return sum("feature" in edit for edit in version.edits) if isinstance(version.edits, list) else 0
+    return sum("vector" not in edit for edit in version.edits) if isinstance(version.edits, list) else 0
 
 
 @contextmanager
@@ -246,6 +246,8 @@ def _feature_edit(item: Any, path: str, model_name: str, saes: Mapping[str, SAE]
             "preserve norms, publish a profile."
         )
         raise InvalidSpecError([Problem(path, message)])
+    if item.get("operation") == "reconstruct":
+        return _with_places(item, path, model_name, saes)
     sae = named_sae(item.get("sae"), f"{path}.sae", model_name, saes)
     rest = {name: value for name, value in item.items() if name not in {"sae", "index"}}
     edit = {**rest, "feature": feature_place(sae, item.get("index"), f"{path}.index")}
@@ -316,6 +318,7 @@ def read_short_edits(model: LanguageModel, items: Sequence[Any]) -> tuple[EditSp
     """Parse edits with ``sae`` and ``index``, or in a version's form. Raises InvalidSpecError, by field.
 
     The model's only SAE need not be named. A gate is written in the same way: ``{"index": 3, "above": 0.2}``.
+    ``reconstruct`` has only an ``sae``.
     """
     if len(items) > MAX_EDITS:
         raise InvalidSpecError([Problem("edits", f"Expected at most {MAX_EDITS} edits, got {len(items)}.")])
@@ -330,11 +333,21 @@ def _with_places(item: Any, path: str, model_name: str, saes: Mapping[str, SAE])
     """Return the edit with places in its feature fields; the parser reports other problems."""
     if not isinstance(item, dict):
         return item
-    full = _with_place(item, path, model_name, saes)
+    if item.get("operation") == "reconstruct" and "site" not in item:
+        full = _of_sae(item, path, model_name, saes)
+    else:
+        full = _with_place(item, path, model_name, saes)
     gate = full.get("gate")
     if isinstance(gate, dict):
         full["gate"] = _with_place(gate, f"{path}.gate", model_name, saes)
     return full
+
+
+def _of_sae(item: dict[str, Any], path: str, model_name: str, saes: Mapping[str, SAE]) -> dict[str, Any]:
+    """Return an edit that replaces the residual by the reconstruction of the SAE that it names."""
+    identity = sae_identity(named_sae(item.get("sae"), f"{path}.sae", model_name, saes))
+    target = EditSpec(SiteTarget(identity.site, sae=identity), "reconstruct")
+    return {**{name: value for name, value in item.items() if name != "sae"}, "site": edit_to_json(target)["site"]}
 
 
 def _with_place(item: dict[str, Any], path: str, model_name: str, saes: Mapping[str, SAE]) -> dict[str, Any]:

@@ -136,6 +136,8 @@ def check_can_be_policy(*, version: ProfileVersion) -> None:
             f"{version} cannot be a policy: the SAE {sae} normalises its input ({sae.normalization}), so its effect "
             "would depend on each request's own steering."
         )
+    if any(edit.get("operation") == "reconstruct" for edit in version.edits):
+        raise InvalidProfileError(f"{version} cannot be a policy: it replaces a residual by its reconstruction.")
     if any(edit.get("special_tokens") for edit in version.edits):
         raise InvalidProfileError(f"{version} cannot be a policy: it steers special tokens.")
 

@@ -12,6 +12,8 @@ from inference.interventions import FeatureColumns, FeatureReader
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from steering.saes.sae import SparseAutoencoder
+
 
 class Direction:
     """A direction ``v`` (``[d]``) as one feature: its activation is ``h v``, and it writes ``v``.
@@ -55,6 +57,28 @@ class Cosine(Direction):
         norms = h.norm(dim=-1, keepdim=True)
         cosines: Tensor = super().activations(h, features) / norms.where(norms > 0, 1.0)
         return cosines
+
+
+class Reconstruction:
+    """Replaces what an SAE reconstructs by its reconstruction, ``decode(encode(h))``, without the error."""
+
+    d_sae = 1
+
+    def __init__(self, sae: SparseAutoencoder) -> None:
+        self._sae = sae
+        self.key = f"reconstruction by {sae.key}"
+        self.d_in = sae.d_in
+
+    def columns(self, features: Tensor) -> FeatureColumns:
+        return FeatureColumns(write=torch.zeros(len(features), self._sae.math.width_out))
+
+    def activations(self, h: Tensor, features: Tensor) -> Tensor:
+        return h.new_zeros(len(h), len(features))
+
+    def reconstruct(self, h: Tensor) -> Tensor:
+        """Return the reconstruction ``[tokens, d_out]`` of residuals, or for a transcoder of MLP inputs,
+        ``[tokens, d_in]``."""
+        return self._sae.decode(self._sae.encode(h), h)
 
 
 class Negated:

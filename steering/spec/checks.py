@@ -10,6 +10,7 @@ from inference.interventions import ALL_TOKENS, MAX_PROMPT_GATES, ZONES, Window,
 from steering.spec.edit import (
     EVERYTHING,
     PROMPT_GATE_PHASES,
+    SITE_OPERATIONS,
     VECTOR_OPERATIONS,
     EditSpec,
     FeatureTarget,
@@ -41,12 +42,18 @@ def check_windows(edits: Sequence[EditSpec]) -> list[Problem]:
 
 def _operation_problems(edit: EditSpec, path: str) -> Iterator[Problem]:
     operation, target = edit.operation, edit.target
-    if isinstance(target, SiteTarget) != (operation == "norm_preserving"):
+    if isinstance(target, SiteTarget) != (operation in SITE_OPERATIONS):
         message = (
-            f"`norm_preserving` must have a site as its target, other operations must not; got `{operation}` of "
-            f"{_kind(edit)}."
+            f"`norm_preserving` and `reconstruct` must have a site as their target, other operations must not; got "
+            f"`{operation}` of {_kind(edit)}."
         )
         yield Problem(f"{path}.operation", message)
+    elif isinstance(target, SiteTarget) and (target.sae is None) == (operation == "reconstruct"):
+        message = "`reconstruct` needs the SAE of the site." if target.sae is None else "Only `reconstruct` has an SAE."
+        yield Problem(f"{path}.site.sae", message)
+    elif isinstance(target, SiteTarget) and target.sae is not None and target.sae.site != target.site:
+        message = f"The SAE is at {target.sae.site.label}, but the edit at {target.site.label}."
+        yield Problem(f"{path}.site.sae", message)
     elif isinstance(target, VectorTarget) and operation not in VECTOR_OPERATIONS:
         message = f"A vector supports {', '.join(VECTOR_OPERATIONS)}, got `{operation}`."
         yield Problem(f"{path}.operation", message)
@@ -85,7 +92,7 @@ def _gate_problems(edit: EditSpec, path: str) -> Iterator[Problem]:
 def _problems_of_gate(edit: EditSpec, gate: GateSpec, path: str) -> Iterator[Problem]:
     kind = "feature" if isinstance(gate.target, FeatureTarget) else "vector"
     here, there = edit.target.site, gate.target.site
-    if isinstance(edit.target, SiteTarget):
+    if edit.operation == "norm_preserving":
         yield Problem(path, "`norm_preserving` does not support a gate.")
     elif there.comes_after(here):
         message = f"The gate must be at the edit's site, {here.label}, or an earlier one, got {there.label}."
@@ -189,7 +196,7 @@ def _subject(edit: EditSpec) -> object:
         case VectorTarget():
             return None if edit.operation == "add" else (edit.target.site, edit.target.values)
         case SiteTarget():
-            return edit.target.site
+            return edit.operation, edit.target.site
 
 
 def _share_tokens(one: EditSpec, other: EditSpec) -> bool:

@@ -48,10 +48,12 @@ def may_meet(one: Scope, window: Window, other: Scope, other_window: Window) -> 
 
 Phase = Literal["both", "from_last_prompt_token", "prompt", "generation"]
 Operation = Literal[
-    "add", "clamp", "scale", "ablate", "at_least", "at_most", "orthogonal", "projection_cap", "norm_preserving"
-]
+    "add", "clamp", "scale", "ablate", "at_least", "at_most", "orthogonal", "projection_cap", "norm_preserving",
+    "reconstruct",
+]  # fmt: skip
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 VECTOR_OPERATIONS: tuple[Operation, ...] = ("add", "orthogonal", "projection_cap")
+SITE_OPERATIONS: tuple[Operation, ...] = ("norm_preserving", "reconstruct")
 DIRECTION_OPERATIONS: frozenset[Operation] = frozenset({"orthogonal", "projection_cap"})  # they ignore the length
 UNITS: tuple[Unit, ...] = ("raw", "max_act", "resid_norm")
 GATE_UNITS: tuple[Unit, ...] = ("raw", "max_act", "resid_norm")
@@ -104,10 +106,11 @@ class VectorTarget:
 
 @dataclass(frozen=True, slots=True)
 class SiteTarget:
-    """A whole site, for operations without a direction."""
+    """A whole site, for operations without a direction. ``sae``: the SAE that reconstructs its residual."""
 
     site: Site
     scales: Scales = UNKNOWN
+    sae: SAEIdentity | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +146,8 @@ class GateSpec:
 @dataclass(frozen=True, slots=True)
 class EditSpec:
     """One edit. ``strength`` is in ``unit`` for add, clamp, at_least, at_most and projection_cap (its upper end, with
-    ``lower`` as the lower one); a plain factor for scale and orthogonal; unused for ablate and norm_preserving.
+    ``lower`` as the lower one); a plain factor for scale and orthogonal; unused for ablate, norm_preserving and
+    reconstruct.
 
     The edit applies to the tokens that ``phase``, ``scope`` and ``window`` (or any of ``ranges``, instead) select. It
     applies to special tokens only with ``special_tokens``, to attention sinks only with ``sink_tokens``, and only where
@@ -185,7 +189,7 @@ class EditSpec:
         Raise MissingScaleError if the unit refers to a number that is not known.
         """
         match self.operation:
-            case "ablate" | "norm_preserving":
+            case "ablate" | "norm_preserving" | "reconstruct":
                 return 0.0
             case "scale" | "orthogonal":
                 return self.strength + 0.0
@@ -203,7 +207,8 @@ class EditSpec:
     def saes(self) -> tuple[SAEIdentity, ...]:
         """The SAEs that the edit reads through, including the SAE of its gate."""
         targets = (self.target, self.gate.target if self.gate else None)
-        return tuple(target.sae for target in targets if isinstance(target, FeatureTarget))
+        saes = (getattr(target, "sae", None) for target in targets)
+        return tuple(sae for sae in saes if sae is not None)
 
     @property
     def is_gated(self) -> bool:
@@ -232,7 +237,7 @@ class EditSpec:
     def _largest_change(self) -> float | None:
         raw, maximum = self.raw, self.target.scales.max_activation
         match self.operation:
-            case "orthogonal" | "projection_cap" | "norm_preserving":
+            case "orthogonal" | "projection_cap" | "norm_preserving" | "reconstruct":
                 return None
             case "add":
                 return abs(raw)

@@ -15,11 +15,11 @@ _STEPS = 60
 def with_factor(edit: EditSpec, factor: float) -> EditSpec:
     """Return the edit with ``factor`` times its strength.
 
-    For scale and orthogonal, the distance of the strength from 1 is multiplied. ablate and norm_preserving have no
-    strength.
+    For scale and orthogonal, the distance of the strength from 1 is multiplied. ablate, norm_preserving and reconstruct
+    have no strength.
     """
     match edit.operation:
-        case "ablate" | "norm_preserving":
+        case "ablate" | "norm_preserving" | "reconstruct":
             return edit
         case "scale" | "orthogonal":
             return replace(edit, strength=1 + factor * (edit.strength - 1))

@@ -115,7 +115,8 @@ def _parse_target(fields: Fields) -> FeatureTarget | VectorTarget | SiteTarget:
 
 
 def _parse_place(fields: Fields) -> SiteTarget:
-    target = SiteTarget(_parse_site(fields))
+    sae = _parse_sae(fields.child("sae")) if "sae" in fields else None
+    target = SiteTarget(_parse_site(fields), sae=sae)
     fields.refuse_others()
     return target
 

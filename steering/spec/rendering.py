@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from inference.interventions import Site
-from steering.spec.edit import EVERYTHING, EditSpec, FeatureTarget, GateSpec, SiteTarget, VectorTarget
+from steering.spec.edit import EVERYTHING, EditSpec, FeatureTarget, GateSpec, SAEIdentity, SiteTarget, VectorTarget
 from steering.spec.units import Scales
 
 _FORMAT = 1
@@ -67,7 +67,7 @@ def _target_effect(target: FeatureTarget | VectorTarget | SiteTarget) -> dict[st
         case VectorTarget():
             return {"vector": [value + 0.0 for value in target.values]}
         case SiteTarget():
-            return {}
+            return {} if target.sae is None else {"sae": target.sae.checksum}
 
 
 def _gate_effect(gate: GateSpec, site: Site) -> dict[str, object]:
@@ -115,7 +115,8 @@ def _target_to_json(edit: EditSpec) -> dict[str, Any]:
         case VectorTarget():
             return {"vector": _vector_to_json(edit.target)}
         case SiteTarget():
-            return {"site": _site_to_json(edit.target.site)}
+            sae = {} if edit.target.sae is None else {"sae": _sae_to_json(edit.target.sae)}
+            return {"site": {**_site_to_json(edit.target.site), **sae}}
 
 
 def _gate_to_json(gate: GateSpec) -> dict[str, Any]:
@@ -127,18 +128,21 @@ def _gate_to_json(gate: GateSpec) -> dict[str, Any]:
 
 
 def _feature_to_json(target: FeatureTarget) -> dict[str, Any]:
-    sae = target.sae
     return {
-        "sae": {
-            "name": sae.name,
-            "checksum": sae.checksum,
-            **_site_to_json(sae.site),
-            "d_in": sae.d_in,
-            "d_sae": sae.d_sae,
-        },
+        "sae": _sae_to_json(target.sae),
         "index": target.index,
         "label": target.label,
         **_scales_to_json(target.scales),
+    }
+
+
+def _sae_to_json(sae: SAEIdentity) -> dict[str, Any]:
+    return {
+        "name": sae.name,
+        "checksum": sae.checksum,
+        **_site_to_json(sae.site),
+        "d_in": sae.d_in,
+        "d_sae": sae.d_sae,
     }
 
 

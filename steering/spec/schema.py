@@ -27,7 +27,7 @@ def edits_schema() -> Schema:
                 {
                     "feature": _feature(),
                     "vector": _vector(),
-                    "site": _object(_place(), required=("layer",)),
+                    "site": _object({**_place(), "sae": _sae()}, required=("layer",)),
                     "operation": _choice(OPERATIONS, "add"),
                     "strength": {**_number(), "default": 1.0},
                     "unit": _choice(UNITS, "max_act"),
@@ -54,8 +54,8 @@ def edits_schema() -> Schema:
     }
 
 
-def _feature() -> Schema:
-    sae = _object(
+def _sae() -> Schema:
+    return _object(
         {
             "name": {"type": "string"},
             "checksum": {"type": "string"},
@@ -65,8 +65,11 @@ def _feature() -> Schema:
         },
         required=("name", "checksum", "layer", "d_in", "d_sae"),
     )
+
+
+def _feature() -> Schema:
     scales = {name: _scale() for name in ("max_activation", "direction_norm", "reference_norm", "typical_norm")}
-    properties = {"sae": sae, "index": _integer(0, MAX_D_SAE - 1), "label": {"type": ["string", "null"]}, **scales}
+    properties = {"sae": _sae(), "index": _integer(0, MAX_D_SAE - 1), "label": {"type": ["string", "null"]}, **scales}
     return _object(properties, required=("sae", "index"))
 
 

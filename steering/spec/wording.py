@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from inference.interventions import GateScope, Site, Window
-from steering.spec.edit import EditSpec, FeatureTarget, GateMeasure, GateSpec, Operation, Phase, Scope, VectorTarget
+from steering.spec.edit import (
+    EditSpec,
+    FeatureTarget,
+    GateMeasure,
+    GateSpec,
+    Operation,
+    Phase,
+    Scope,
+    SiteTarget,
+    VectorTarget,
+)
 from steering.spec.rendering import effect_key
 from steering.spec.units import Unit
 
@@ -21,6 +31,7 @@ _VERBS: dict[Operation, str] = {
     "orthogonal": "scale the direction by",
     "projection_cap": "cap the projection at",
     "norm_preserving": "keep the norm",
+    "reconstruct": "replace by the reconstruction of",
 }
 _UNITS: dict[Unit, str] = {"raw": " raw", "max_act": " × max activation", "resid_norm": " × residual norm"}
 _SCOPES: dict[Scope, str] = {
@@ -98,6 +109,9 @@ def _amount(edit: EditSpec) -> str:
     match edit.operation:
         case "ablate" | "norm_preserving":
             return ""
+        case "reconstruct":
+            assert isinstance(edit.target, SiteTarget), "the parser checks it"
+            return f" {edit.target.sae.name}" if edit.target.sae else ""
         case "scale" | "orthogonal":
             return f" {edit.strength:g}"
         case _:

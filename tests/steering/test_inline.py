@@ -19,11 +19,13 @@ from steering.features.label_import import import_labels
 from steering.features.labels import FeatureLabel, LabelSet
 from steering.features.services import label_feature
 from steering.models import SAE, FeatureEffect
+from steering.profiles.drafts import draft_edits
 from steering.profiles.inline_edits import find_inline, read_inline, read_short_edits
 from steering.profiles.resolver import SteeringSelection
 from steering.profiles.snapshot import MAX_RECENT, RecentVersions, registered_saes
 from steering.spec.errors import InvalidSpecError
 from steering.spec.parsing import parse_edits
+from steering.spec.wording import describe_edit
 from tests.steering.resolving import local_resolver
 
 pytestmark = pytest.mark.django_db(transaction=True)  # a snapshot is reloaded inside a transaction that writes
@@ -145,6 +147,18 @@ def test_edits_of_the_management_api_cost_two_queries_however_many(sae, model):
         found = read_short_edits(model, items)
     assert len(found) == 8
     assert len(seen) == 2, "the model's SAEs, and their features"
+
+
+def test_a_reconstruction_names_its_sae(sae, model):
+    value = {"features": [{"sae": sae.name, "operation": "reconstruct", "phase": "prompt"}]}
+    version = read_inline(sae.model_id, "tiny", value)
+    (of_request,) = parse_edits(version.edits)
+    (of_api,) = read_short_edits(model, value["features"])
+    words = f"residual at {of_api.target.site.label}: replace by the reconstruction of {sae.name}, prompt only"
+    assert describe_edit(of_request) == describe_edit(of_api) == words
+    assert [source.checksum for source in version.saes] == [sae.checksum]
+    profile = services.create_profile(name="reconstructed", model=model, edits=[of_api])
+    assert draft_edits(profile) == (of_api,)
 
 
 class TestAutoStrength:

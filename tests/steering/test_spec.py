@@ -150,7 +150,7 @@ class TestParsing:
     def test_all_wrong_fields_are_named(self):
         assert self.problems({"operation": "multiply"}, {"unit": "volts", "phase": "late"}) == [
             "edits[0].operation: Expected one of add, clamp, scale, ablate, at_least, at_most, orthogonal,"
-            " projection_cap, norm_preserving, got 'multiply'.",
+            " projection_cap, norm_preserving, reconstruct, got 'multiply'.",
             "edits[1].unit: Expected one of raw, max_act, resid_norm, got 'volts'.",
             "edits[1].phase: Expected one of both, from_last_prompt_token, prompt, generation, got 'late'.",
         ]
@@ -207,7 +207,10 @@ class TestParsing:
                 {"operation": "projection_cap", "unit": "max_act"},
                 "unit: `projection_cap` supports the units `raw` and `resid_norm`",
             ),
-            ({"operation": "norm_preserving"}, "operation: `norm_preserving` must have a site as its target"),
+            (
+                {"operation": "norm_preserving"},
+                "operation: `norm_preserving` and `reconstruct` must have a site as their target",
+            ),
             ({"gate": {}}, "gate.feature: Expected an object, got nothing."),
             ({"scope": "call"}, "scope: Expected one of everything, thinking, answer, outside_calls, got 'call'."),
             ({"scope": ["answer"]}, "scope: Expected one of everything"),
@@ -260,7 +263,8 @@ class TestParsing:
             whole=[edits_to_json([keep_norm()])[0] | {"site": {"layer": 1, "site": "resid_mid"}}]
         )
         assert problem == (
-            "edits[0].site.site: Expected one of resid_pre, resid_post, mlp_raw, mlp_out, attn_out, got 'resid_mid'."
+            "edits[0].site.site: Expected one of resid_pre, resid_post, mlp_in, mlp_raw, mlp_out, attn_out, got"
+            " 'resid_mid'."
         )
 
     def test_a_vector_of_zeros_has_no_direction(self):

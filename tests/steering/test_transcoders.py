@@ -22,7 +22,7 @@ from steering.composition import followed_by
 from steering.saes.architectures import TopKTranscoder
 from steering.saes.loader import load_sae
 from steering.saes.sae import SparseAutoencoder
-from steering.spec.edit import FeatureTarget, GateSpec
+from steering.spec.edit import EditSpec, FeatureTarget, GateSpec, SiteTarget
 from tests.builders import build_model
 from tests.engine.harness import EngineHarness
 from tests.steering.edits import edit, identity, vector_edit
@@ -211,3 +211,21 @@ def test_an_edit_of_a_site_that_is_only_read_is_refused(loaded):
     wrong = Intervention("wrong", (VectorEdit(site=Site(1, "mlp_norm"), vector=torch.ones(WIDTH)),))
     transcript = EngineHarness(loaded).add(prompt=PROMPT, intervention=wrong)
     assert "is only read" in transcript.failed.message
+
+
+@pytest.mark.parametrize("kind", ["mlp_in", "mlp_norm"])
+def test_a_transcoder_in_the_place_of_its_mlp(kind, loaded, load, architecture):
+    sae, seen = load(kind), list[Array]()
+    handle = before_mlp(loaded, kind, seen)
+
+    def act(h: Array) -> Array:
+        return encode(seen[-1], architecture) @ WEIGHTS["W_dec"] + WEIGHTS["b_dec"]
+
+    try:
+        with hooked(loaded, Site(LAYER, "mlp_out"), act):
+            expected = reference(loaded, PROMPT, NUM_TOKENS)
+    finally:
+        handle.remove()
+    target = identity(sae.key, site=site_of(kind), d_in=WIDTH)
+    replaced = EditSpec(SiteTarget(target.site, sae=target), "reconstruct", sink_tokens=True)
+    assert_same(run(loaded, compile_edits([replaced], {sae.key: sae})), expected)

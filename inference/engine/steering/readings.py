@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from inference.interventions import FeatureReader, GateKey, Site
+from inference.engine.kernels.native.fallback import Replacement
+from inference.interventions import FeatureReader, GateKey, Reconstructor, Site
 
 ReadingKey = tuple[Site, str] | GateKey
 """A site and the key of a reader, or a gate that the prompt decides."""
@@ -31,12 +31,15 @@ class Reading:
 
     def of_own(self, hidden: Tensor) -> Tensor:
         """Return ``[tokens, m]`` for ``[tokens, d]``: the activations of :attr:`tokens`, and 0 for others."""
-        values = hidden.new_zeros(len(hidden), len(self.features), dtype=torch.float32)
-        values[self.tokens] = self.reader.activations(hidden[self.tokens].float(), self.features)
+        own = self.of_all(hidden[self.tokens])
+        values = own.new_zeros(len(hidden), own.shape[1])
+        values[self.tokens] = own
         return values
 
     def of_all(self, hidden: Tensor) -> Tensor:
-        """Return ``[tokens, m]``: the activations of all tokens."""
+        """Return ``[tokens, m]``: the activations of all tokens, or their reconstructions, ``[tokens, d]``."""
+        if isinstance(self.reader, Reconstructor):
+            return self.reader.reconstruct(hidden.float())
         return self.reader.activations(hidden.float(), self.features)
 
 
@@ -53,6 +56,18 @@ class GivenActivations:
     columns: Tensor  # [m] int64
     slots: Tensor  # [m] int64, entries
     reading: ReadingKey | None = None
+
+    @property
+    def replaces(self) -> bool:
+        """Whether the entries replace the residual by a reconstruction, instead of being given activations."""
+        return isinstance(self.reader, Reconstructor)
+
+    def replacement(self, hidden: Tensor, reconstructed: Tensor | None) -> Replacement:
+        """Return the step to the reconstruction, for hidden states ``[tokens, d]`` and, of a reading, its values."""
+        assert isinstance(self.reader, Reconstructor), "only reconstructors replace"
+        h = hidden.float()
+        target = self.reader.reconstruct(h) if reconstructed is None else reconstructed
+        return Replacement(self.slots, target - h)
 
     @property
     def is_decided(self) -> bool:

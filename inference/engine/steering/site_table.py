@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from inference.engine.kernels import native
+from inference.engine.kernels.native import fallback
 from inference.engine.kernels.native.steering_tensors import (
     ACTS,
     HAS_VECTOR,
@@ -149,12 +150,19 @@ class SiteTable:
         The relative changes are written to :attr:`static_changes`, which all captured steps share.
         """
         given = None
+        replacements = []
         for ask in asked:
+            if ask.replaces:
+                replacements.append(ask.replacement(hidden, None if ask.reading is None else readings[ask.reading]))
+                continue
             given = (
                 hidden.new_zeros(len(hidden), len(self._tensors.read), dtype=torch.float32) if given is None else given
             )
             given[:, ask.slots] = ask.of_all(hidden, readings)
-        steered, changes = native.steer(hidden, rows, self._tensors, given)
+        if replacements:
+            steered, changes = fallback.steer(hidden, rows, self._tensors, given, replacements)
+        else:
+            steered, changes = native.steer(hidden, rows, self._tensors, given)
         if len(changes) > len(self.static_changes):  # never during capture: an ordinary pass precedes it
             self.version += bool(len(self.static_changes))
             self.static_changes = torch.zeros(_doubled(MIN_STATIC, len(changes)), device=self._device)
@@ -167,12 +175,22 @@ class SiteTable:
         """Return ``hidden`` ``[tokens, width]`` steered by ``rows`` ``[tokens]``, and the relative change of each
         token.
         """
-        return native.steer(hidden, rows, self._tensors, self._ask(hidden, asked, readings) if asked else None)
+        given = self._ask(hidden, asked, readings) if asked else None
+        steered, changes = native.steer(hidden, rows, self._tensors, given)
+        for ask in asked:
+            if ask.replaces:
+                at = ask.tokens
+                reconstructed = None if ask.reading is None else readings[ask.reading][at]
+                replacement = ask.replacement(hidden[at], reconstructed)
+                own = None if given is None else given[at]
+                steered[at], changes[at] = fallback.steer(hidden[at], rows[at], self._tensors, own, [replacement])
+        return steered, changes
 
     def _ask(self, hidden: Tensor, asked: Iterable[GivenActivations], readings: Readings) -> Tensor:
         given = torch.zeros(len(hidden), len(self._tensors.read), device=self._device)
         for ask in asked:
-            given[ask.tokens.unsqueeze(1), ask.slots] = ask.of_own(hidden, readings)
+            if not ask.replaces:
+                given[ask.tokens.unsqueeze(1), ask.slots] = ask.of_own(hidden, readings)
         return given
 
     # Entries

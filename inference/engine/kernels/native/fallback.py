@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -97,7 +99,20 @@ def write_kv(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, slot_mapp
     values[block, offset] = value
 
 
-def steer(hidden: Tensor, rows: Tensor, tables: SteeringTensors, given: Tensor | None = None) -> tuple[Tensor, Tensor]:
+class Replacement(NamedTuple):
+    """A step ``[tokens, d]`` float32 that a token takes if an entry of its row in ``slots`` ``[m]`` changes by 1."""
+
+    slots: Tensor
+    step: Tensor
+
+
+def steer(
+    hidden: Tensor,
+    rows: Tensor,
+    tables: SteeringTensors,
+    given: Tensor | None = None,
+    replacements: Sequence[Replacement] = (),
+) -> tuple[Tensor, Tensor]:
     """See :func:`inference.engine.kernels.native.steer`. Shapes are known in advance, so it does not synchronise with
     the device.
     """
@@ -105,7 +120,7 @@ def steer(hidden: Tensor, rows: Tensor, tables: SteeringTensors, given: Tensor |
     norm = h.norm(dim=-1, keepdim=True)
     steered = tables.vectors[rows].masked_fill_(norm > tables.norm_limits[rows].unsqueeze(1), 0.0)
     if len(tables.read):
-        steered.add_(_entries_delta(h, norm, rows, tables, given))
+        steered.add_(_entries_delta(h, norm, rows, tables, given, replacements))
     steered.add_(h)
     flags = tables.flags[rows].unsqueeze(1)
     steered_norm = steered.norm(dim=-1, keepdim=True)
@@ -121,7 +136,14 @@ def _relative_change(delta: Tensor, norm: Tensor) -> Tensor:
     return torch.where(moved == 0, 0.0, share)
 
 
-def _entries_delta(h: Tensor, norm: Tensor, rows: Tensor, tables: SteeringTensors, given: Tensor | None) -> Tensor:
+def _entries_delta(
+    h: Tensor,
+    norm: Tensor,
+    rows: Tensor,
+    tables: SteeringTensors,
+    given: Tensor | None,
+    replacements: Sequence[Replacement],
+) -> Tensor:
     """Return ``[tokens, d]``: the sum of the changes by the entries of each token's row."""
     numbers, codes = tables.numbers.unbind(1), tables.codes.unbind(1)
     views = [_view(h, kind) for kind in tables.normalizations]
@@ -138,6 +160,7 @@ def _entries_delta(h: Tensor, norm: Tensor, rows: Tensor, tables: SteeringTensor
         * scale
         for kind, (_, scale) in zip(tables.normalizations, views, strict=True)
     ]
+    parts += [change[:, one.slots].sum(1, keepdim=True) * one.step for one in replacements]
     return torch.stack(parts).sum(0)
 
 
