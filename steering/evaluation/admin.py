@@ -17,16 +17,22 @@ from django.utils.safestring import SafeString
 
 from core.errors import MillmError
 from steering.evaluation.headline import TEXTS as HEADLINE_TEXTS
-from steering.evaluation.report import report_csv, report_html, report_json, report_page
+from steering.evaluation.report import report_csv, report_html, report_json, report_page, report_png
 from steering.evaluation.services import use_calibration
 from steering.models import Evaluation
 from steering.visibility import visible_evaluations
 
-FILES: dict[str, tuple[str, Callable[[Evaluation], str]]] = {
-    "html": ("text/html", report_page),
-    "json": ("application/json", report_json),
-    "csv": ("text/csv", report_csv),
+FILES: dict[str, tuple[str, Callable[[Evaluation], str | bytes]]] = {
+    "html": ("text/html; charset=utf-8", report_page),
+    "json": ("application/json; charset=utf-8", report_json),
+    "csv": ("text/csv; charset=utf-8", report_csv),
+    "png": ("image/png", report_png),
 }
+
+
+def endings(evaluation: Evaluation) -> list[str]:
+    """Return the files of a report; a comparison has no plots."""
+    return [ending for ending in FILES if ending != "png" or evaluation.kind != Evaluation.Kind.COMPARISON]
 
 
 @admin.register(Evaluation)
@@ -84,11 +90,11 @@ class EvaluationAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes n
         if not self.has_view_permission(request):
             raise PermissionDenied
         evaluation = self.get_object(request, str(pk))
-        if evaluation is None or ending not in FILES:
+        if evaluation is None or ending not in endings(evaluation):
             raise Http404
         kind, make = FILES[ending]
         name = f"{evaluation.kind}-{evaluation.subject.replace('@', '-').replace(' ', '-')}-{evaluation.pk}.{ending}"
-        answer = HttpResponse(make(evaluation), content_type=f"{kind}; charset=utf-8")
+        answer = HttpResponse(make(evaluation), content_type=kind)
         answer.headers["Content-Disposition"] = f'attachment; filename="{name}"'
         answer.headers["X-Content-Type-Options"] = "nosniff"
         return answer
@@ -140,7 +146,7 @@ class EvaluationAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes n
     def files(self, evaluation: Evaluation) -> SafeString:
         links = (
             (reverse("admin:steering_evaluation_file", args=[evaluation.pk, ending]), ending.upper())
-            for ending in FILES
+            for ending in endings(evaluation)
         )
         return format_html_join(" · ", '<a href="{}">{}</a>', links)
 

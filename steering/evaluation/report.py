@@ -15,9 +15,10 @@ from django.utils.html import format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
 from inference.interventions import site_label
+from steering.errors import EvaluationError
 from steering.evaluation.arms import figures, intervals_of
 from steering.evaluation.measures import from_columns
-from steering.evaluation.plot import Plot, number_text
+from steering.evaluation.plot import Mark, Plot, number_text, png
 from steering.evaluation.word_diff import word_diff
 from steering.models import Evaluation
 
@@ -84,6 +85,13 @@ def report_csv(evaluation: Evaluation) -> str:
     writer.writerow(table.columns)
     writer.writerows([_cell(value) for value in row] for row in table.rows)
     return lines.getvalue()
+
+
+def report_png(evaluation: Evaluation) -> bytes:
+    """Return the report's plots as a picture. Raise EvaluationError for a comparison, which has none."""
+    if evaluation.kind not in _PLOTS:
+        raise EvaluationError("A comparison has no plots; download it as HTML, JSON or CSV.")
+    return png(_PLOTS[evaluation.kind](evaluation.result), str(evaluation))
 
 
 def _cell(value: Any) -> Any:
@@ -196,24 +204,106 @@ def _size_columns(points: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...],
 
 
 def _sweep_context(result: Mapping[str, Any]) -> dict[str, Any]:
+    alike = [point for point in result.get("controls", ()) if point["kind"] == "random_direction"]
+    arms = [*result["points"], *(point for point in result.get("controls", ()) if point not in alike[1:])]
+    found = result.get("recommendation") or {}
+    points = [
+        {
+            **point,
+            "heading": _heading(point),
+            "is_chosen": bool(found.get("is_found")) and _is_recommended(point, found),
+            "figures": [(SHORT_NAMES[key], _with_interval(key, point)) for key in SHORT_NAMES if _is_known(key, point)],
+        }
+        for point in arms
+        if point["samples"]
+    ]
+    if points and not any(point["is_chosen"] for point in points):
+        points[0]["is_chosen"] = True
+    return {
+        "table": _summary_table(result),
+        "plots": [svg for plot in _sweep_plots(result) if (svg := plot.svg())],
+        "points": points,
+        "off_target": _off_target(result.get("off_target")),
+    }
+
+
+SHORT_NAMES = {
+    "kl_base": "KL(base‖steered)",
+    "kl": "KL(steered‖base)",
+    "perplexity": "perplexity",
+    "words": "listed words",
+    "score": "judge's score",
+    "success": "successful answers",
+}
+
+
+def _is_known(key: str, point: Mapping[str, Any]) -> bool:
+    return point.get(key) is not None
+
+
+def _is_recommended(point: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+    return bool(point.get("kind", "profile") == "profile" and point["factor"] == found["factor"])
+
+
+def _heading(point: Mapping[str, Any]) -> str:
+    name = _arm_name(point)
+    return f"{_number(name)} × the strength" if isinstance(name, float) else str(name).capitalize()
+
+
+def _sweep_plots(result: Mapping[str, Any]) -> list[Plot]:
+    """Return effect against fluency first, then each measure by strength."""
     steered = [point for point in result["points"] if point["factor"] is not None]
     plots = [
         Plot(
             title[0].upper() + title[1:],
             FACTOR,
             tuple((p["factor"], p[key]) for p in steered if p.get(key) is not None),
-        ).svg()
+            intervals=_bars(key, steered),
+            log_y=key in ("kl", "kl_base", "perplexity"),
+        )
         for key, title in MEASURES.items()
         if key not in ("active", "success")
     ]
-    arms = [*result["points"], *result.get("controls", ())]
-    points = [{**point, "factor_text": _number(_arm_name(point))} for point in arms]
-    return {
-        "table": _summary_table(result),
-        "plots": [plot for plot in plots if plot],
-        "points": points,
-        "off_target": _off_target(result.get("off_target")),
-    }
+    return [_effect_plot(result), *plots] if "recommendation" in result else plots
+
+
+def _bars(key: str, points: Sequence[Mapping[str, Any]]) -> tuple[tuple[float, float, float], ...]:
+    known = ((p["factor"], *(p.get("intervals", {}).get(key) or (None, None))) for p in points if _is_known(key, p))
+    return tuple((x, low, high) for x, low, high in known if low is not None and high is not None)
+
+
+def _effect_plot(result: Mapping[str, Any]) -> Plot:
+    """Return perplexity by effect, one point for each strength, with the controls and no steering beside them.
+
+    A KL is drawn on a logarithmic axis, which unsteered answers with a KL of 0 are not on.
+    """
+    found = result["recommendation"]
+    effect, is_kl = found["effect"], found["effect"] == "kl_base"
+    others = [*result["points"][:1], *pooled_controls(result.get("controls", ()))]
+    steered = [p for p in result["points"][1:] if _is_drawn(effect, p, is_log=is_kl)]
+    marks = [_effect_mark(effect, p) for p in others if _is_drawn(effect, p, is_log=is_kl)]
+    best = [p for p in steered if found["is_found"] and _is_recommended(p, found)]
+    return Plot(
+        "Perplexity (unsteered model) by effect",
+        MEASURES[effect],
+        tuple((p[effect], p["perplexity"]) for p in steered),
+        intervals=tuple((p[effect], *bar[1:]) for p in steered for bar in _bars("perplexity", [p])),
+        marks=(*marks, *(Mark("recommended", p[effect], p["perplexity"], kind="best") for p in best)),
+        names={p[effect]: f"{p['factor']:g}×" for p in steered},
+        log_x=is_kl,
+        log_y=True,
+        in_order=True,
+    )
+
+
+def _is_drawn(effect: str, point: Mapping[str, Any], *, is_log: bool) -> bool:
+    return _is_known(effect, point) and _is_known("perplexity", point) and (point[effect] > 0 or not is_log)
+
+
+def _effect_mark(effect: str, point: Mapping[str, Any]) -> Mark:
+    low, high = point.get("intervals", {}).get("perplexity") or (None, None)
+    name = str(_arm_name(point)) if point.get("kind") != "random_feature" else "random feature"
+    return Mark(name, point[effect], point["perplexity"], low, high)
 
 
 def _off_target(found: Mapping[str, Any] | None) -> dict[str, str] | None:
@@ -249,11 +339,19 @@ def _calibrated(result: Mapping[str, Any]) -> str:
 
 
 def _calibration_context(result: Mapping[str, Any]) -> dict[str, Any]:
-    points = tuple((point["factor"], point["kl"]) for point in result["curve"] if point["kl"] is not None)
-    plot = Plot(_calibrated(result), FACTOR, points, level=result["target"]).svg()
     told = {"target": _number(result["target"]), "push_cap": _number(result["push_cap"])}
     told["measure"] = _calibrated(result)
-    return {"table": _shown(_calibration_table(result)), "plots": [plot] if plot else [], **told}
+    plots = [svg for plot in _calibration_plots(result) if (svg := plot.svg())]
+    return {"table": _shown(_calibration_table(result)), "plots": plots, **told}
+
+
+def _calibration_plots(result: Mapping[str, Any]) -> list[Plot]:
+    known = [point for point in result["curve"] if point["kl"] is not None]
+    points = tuple((point["factor"], point["kl"]) for point in known)
+    ends = ((point["factor"], *(point.get("interval") or (None, None))) for point in known)
+    bars = tuple((x, low, high) for x, low, high in ends if low is not None and high is not None)
+    title = _calibrated(result)
+    return [Plot(title, FACTOR, points, level=result["target"], intervals=bars, log_x=True, log_y=True)]
 
 
 # Comparison
@@ -322,3 +420,4 @@ def _number(value: Any) -> Any:
 
 _CONTEXTS = {"sweep": _sweep_context, "calibration": _calibration_context, "comparison": _comparison_context}
 _TABLES = {"sweep": _sweep_table, "calibration": _calibration_table, "comparison": _comparison_table}
+_PLOTS = {"sweep": _sweep_plots, "calibration": _calibration_plots}

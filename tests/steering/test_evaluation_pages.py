@@ -17,12 +17,13 @@ from django.test import Client
 from django.urls import reverse
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from jobs.models import Job
 from steering import services
 from steering.evaluation.headline import RECIPE, headline_key
 from steering.evaluation.plot import Plot
-from steering.evaluation.report import report_csv, report_html, report_json, report_page
+from steering.evaluation.report import pooled_controls, report_csv, report_html, report_json, report_page
 from steering.models import Evaluation, HeadlineKL, ProfileVersion, SteeringProfile
 
 EVIL = "<script>alert(1)</script>"
@@ -152,7 +153,7 @@ def test_a_sweep_shows_every_strength_and_plots_what_is_known(version: ProfileVe
     assert text.count("<svg") == 6, "KL, perplexity, repeats, distinct-1 and -2, activation; no words were given"
     assert "No steering" in text
     for factor in ("0.5", "1", "2"):
-        assert f"<h3>{factor} × the strength" in text
+        assert f">{factor} × the strength</h3>" in text
     assert text.count('class="dot"') == 2 + 5 * 3, "the strength without a KL has none in that plot"
 
 
@@ -223,6 +224,7 @@ def test_no_points_make_no_plot() -> None:
 
 
 def test_the_versions_page_has_buttons_and_reports(admin: Client, evaluation: Evaluation) -> None:
+    assert evaluation.version is not None
     text = admin.get(page(evaluation.version)).content.decode()
     for name in ("sweep", "calibrate", "compare"):
         assert page(evaluation.version, name) in text
@@ -380,6 +382,78 @@ def test_the_headline_kl_is_on_the_version_s_page_and_in_its_reports(admin: Clie
 def keep_headline(version: ProfileVersion, kl: float | None, low: float, high: float) -> HeadlineKL:
     key = headline_key(version.profile.model, version.fingerprint)
     return HeadlineKL.objects.create(**key, kl=kl, low=low, high=high, result={})
+
+
+# The report of a sweep with controls
+
+
+def full_sweep() -> dict[str, Any]:
+    rows = {"prompt": [0, 1], "sample": [0, 0], "tokens": [8, 8], "kl": [1.0, 2.0], "logprob": [-9.0, -8.0]}
+    known = {"kl_base": 0.4, "success": 1.0, "intervals": {"kl_base": [0.2, 0.6], "perplexity": [6.0, 9.0]}}
+    known |= {"answers": {**rows, "base_tokens": [8, 8], "kl_base": [3.0, 3.4]}}
+    controls = [
+        point(1.0, kind="random_direction", name="random direction 1", **known),
+        point(1.0, kind="random_direction", name="random direction 2", **known),
+        point(None, kind="system_prompt", name="system prompt", **known),
+    ]
+    found = {"factor": 0.5, "effect": "kl_base", "is_found": True, "is_split": True, "reason": f"Because {EVIL}."}
+    unsteered = point(None, kind="unsteered", name="no steering", **{**known, "kl_base": 0.0})
+    points = [unsteered, point(0.5, **known), point(1.0, **{**known, "kl_base": 0.9})]
+    off_target = {"with": [0.5, 0.4, 0.6], "without": [0.75, 0.7, 0.8], "difference": [-0.25, -0.3, -0.2]}
+    return sweep_result(
+        points=points,
+        controls=controls,
+        recommendation=found,
+        off_target={**off_target, "num_questions": 64, "rows": []},
+        judge={"model": EVIL, "concept": EVIL},
+    )
+
+
+def test_a_sweep_recommends_and_shows_its_controls(version: ProfileVersion) -> None:
+    text = report_html(Evaluation(kind="sweep", version=version, result=full_sweep()))
+    assert EVIL not in text
+    for words in (
+        "Recommended: 0.5 × the strength.",
+        "50.0% (40.0% to 60.0%) of 64 questions right",
+        "random directions (n = 2)",
+        "A random directions (n = 2)",
+        "B system prompt",
+        "C recommended",
+        "0.4 (0.2 to 0.6)",
+    ):
+        assert words in text, words
+    assert text.count('type="radio"') == 5, "one of the random directions is enough for samples"
+    assert re.search(r'id="samples-2" checked', text)
+    assert 'class="best"' in text
+
+
+def test_pooled_random_directions_have_the_answers_of_all(version: ProfileVersion) -> None:
+    row = Evaluation.objects.create(kind="sweep", version=version, result=full_sweep())
+    (pooled, _) = pooled_controls(row.result["controls"])
+    assert (pooled["num_tokens"], pooled["kl_base"]) == (32, pytest.approx(0.4))
+    rows = list(csv.reader(io.StringIO(report_csv(row))))
+    assert [cells[0] for cells in rows[4:]] == ["random direction 1", "random direction 2", "system prompt"]
+
+
+def test_plots_are_downloaded_as_a_picture(admin: Client, version: ProfileVersion) -> None:
+    for kind, result in (("sweep", full_sweep()), ("sweep", sweep_result()), ("calibration", calibration_result())):
+        row = Evaluation.objects.create(kind=kind, version=version, result=result)
+        answer = admin.get(reverse("admin:steering_evaluation_file", args=[row.pk, "png"]))
+        assert answer.headers["Content-Type"] == "image/png"
+        with Image.open(io.BytesIO(answer.content)) as picture:
+            assert picture.size[0] > 1_000
+            assert len(picture.convert("RGB").getcolors(1 << 20) or ()) > 5
+    row = Evaluation.objects.create(kind="comparison", version=version, result=comparison_result())
+    assert admin.get(reverse("admin:steering_evaluation_file", args=[row.pk, "png"])).status_code == 404
+
+
+@given(st.lists(st.tuples(st.floats(1e-6, 1e6), st.floats(1e-6, 1e6)), min_size=1, max_size=8))
+def test_logarithmic_axes_keep_points_inside(points: list[tuple[float, float]]) -> None:
+    svg = ElementTree.fromstring(Plot("KL", "x", tuple(points), log_x=True, log_y=True).svg())  # noqa: S314 - our own
+    _, _, width, height = (float(value) for value in svg.attrib["viewBox"].split())
+    for dot in svg.iter("circle"):
+        assert 0 <= float(dot.attrib["cx"]) <= width
+        assert 0 <= float(dot.attrib["cy"]) <= height
 
 
 # Commands

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,18 @@ from steering.evaluation.params import (
     judge_params,
     read_numbers,
 )
-from steering.evaluation.report import report_csv, report_json, report_page
+from steering.evaluation.report import report_csv, report_json, report_page, report_png
 from steering.evaluation.services import create_evaluation, use_calibration
 from steering.models import Evaluation, ProfileVersion
 from steering.spec.units import STRONG_PUSH
 
 DEFAULTS = Texts()
-WRITERS = {".html": report_page, ".json": report_json, ".csv": report_csv}
+WRITERS: dict[str, Callable[[Evaluation], str | bytes]] = {
+    ".html": report_page,
+    ".json": report_json,
+    ".csv": report_csv,
+    ".png": report_png,
+}
 
 
 class Command(MillmCommand):
@@ -73,7 +79,7 @@ class Command(MillmCommand):
         parser.add_argument("--no-off-target", action="store_true", help="sweep: leave out multiple-choice questions")
         parser.add_argument("--judge", default="", help='sweep: a model that scores the answers, or "endpoint"')
         parser.add_argument("--concept", default="", help="sweep: what the judge looks for")
-        parser.add_argument("--output", type=Path, help="write the report to a .html, .json or .csv file")
+        parser.add_argument("--output", type=Path, help="write the report to a .html, .json, .csv or .png file")
         parser.add_argument("--no-wait", action="store_true", help="only enqueue the job")
 
     def handle(self, **options: Any) -> None:
@@ -92,7 +98,8 @@ class Command(MillmCommand):
             raise CommandError(f"The job {job.state}. {job.error}".strip())
         evaluation = Evaluation.objects.select_related("version__profile").get(job=job)
         if options["output"] is not None:
-            options["output"].write_text(WRITERS[options["output"].suffix](evaluation), "utf-8")
+            content = WRITERS[options["output"].suffix](evaluation)
+            options["output"].write_bytes(content.encode() if isinstance(content, str) else content)
         if options["use"]:
             profile = use_calibration(evaluation=evaluation)
             self.stdout.write(f"Applied to draft {profile}. Publish it to use it.")
