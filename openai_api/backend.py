@@ -20,8 +20,16 @@ from inference.services import unload_model
 from openai_api.database import in_database
 from openai_api.http.call import Call
 from openai_api.keys.authentication import KeySource, acurrent_keys
-from steering.features.catalog import FeatureCatalog, FeatureDetail, FeatureQuery, FeatureRecord, SAERecord
+from steering.features.catalog import (
+    EffectRecord,
+    FeatureCatalog,
+    FeatureDetail,
+    FeatureQuery,
+    FeatureRecord,
+    SAERecord,
+)
 from steering.features.logit_lens import LogitLens
+from steering.features.neighbours import NeighbourFeature
 from steering.profiles.resolver import ResolvedProfile, SteeringSelection, find_profile, steer
 from steering.sae_registry.loaded_sae import LoadedSAE
 from steering.watch.watcher import Watch, watch
@@ -97,6 +105,10 @@ class Features(Protocol):
     async def labels(self, sae: int, indices: Iterable[int]) -> dict[int, str]: ...
 
     async def lens(self, sae: SAERecord, index: int) -> LogitLens: ...
+
+    async def neighbours(self, sae: SAERecord, index: int, count: int) -> list[NeighbourFeature]: ...
+
+    async def effect(self, sae: SAERecord, index: int) -> EffectRecord: ...
 
 
 @cache

@@ -28,7 +28,7 @@ from openai_api.endpoints.completions import create_completion
 from openai_api.endpoints.embeddings import create_embeddings
 from openai_api.endpoints.feature_activations import read_activations
 from openai_api.endpoints.feature_contrast import contrast_features
-from openai_api.endpoints.features import get_feature, search_features
+from openai_api.endpoints.features import get_effect, get_feature, get_neighbours, search_features
 from openai_api.endpoints.files import (
     cancel_file_upload,
     complete_file_upload,
@@ -108,6 +108,7 @@ from openai_api.openapi.parameters import (
     FILE_FORM,
     LOGIT_LENS,
     MODEL,
+    NEIGHBOURS,
     PART_FORM,
     RESUMED_STREAM,
     SIGNED_LINK,
@@ -194,8 +195,10 @@ from openai_api.schemas.features import (
     FeatureContrastBody,
     FeatureContrastRequest,
     FeatureDetailBody,
+    FeatureEffectBody,
     FeatureListBody,
     FeatureSearchRequest,
+    NeighboursBody,
 )
 from openai_api.schemas.files import (
     FileBody,
@@ -328,6 +331,10 @@ ROUTES = (
         "Find features that separate two sets of texts", request=FeatureContrastRequest,
         response=FeatureContrastBody, returns="Features, largest effect on the texts first.",
         errors=(409, 504)),
+    _features("GET", "/v1/features/{sae:path}/{index}/effect", get_effect, "retrieveFeatureEffect",
+        "Get the measured effect of a feature", response=FeatureEffectBody),
+    _features("GET", "/v1/features/{sae:path}/{index}/neighbours", get_neighbours, "listFeatureNeighbours",
+        "List features with similar decoder rows", response=NeighboursBody, query=NEIGHBOURS, errors=(409,)),
     _features("GET", "/v1/features/{sae:path}/{index}", get_feature, "retrieveFeature", "Get a feature",
         response=FeatureDetailBody, query=LOGIT_LENS, errors=(504,)),
 

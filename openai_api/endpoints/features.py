@@ -19,11 +19,13 @@ from openai_api.http.errors import client_message, invalid, timed_out
 from openai_api.schemas.features import (
     FeatureBody,
     FeatureDetailBody,
+    FeatureEffectBody,
     FeatureListBody,
     FeatureSearchRequest,
     HistogramBody,
     LensTokenBody,
     LogitLensBody,
+    NeighboursBody,
 )
 from steering.features.catalog import (
     FeatureQuery,
@@ -34,8 +36,10 @@ from steering.features.catalog import (
     SAERecord,
 )
 from steering.features.logit_lens import LensToken, LogitLens
+from steering.features.neighbours import MAX_NEIGHBOURS
 
 DEFAULT_LIMIT = 20
+DEFAULT_NEIGHBOURS = 10
 _MAX_DIGITS = 9
 
 
@@ -102,6 +106,52 @@ async def get_feature(call: Call, sae: str, index: str) -> HttpResponseBase:
         "logit_lens_error": reason,
     }
     return json_response(body)
+
+
+async def get_effect(call: Call, sae: str, index: str) -> HttpResponseBase:
+    """Return the measured effect of a feature."""
+    record = await find_sae(call, sae)
+    number = feature_number(index)
+    found = await get_backend().features().effect(record, number)
+    body: FeatureEffectBody = {
+        "object": "feature.effect",
+        "sae": record.name,
+        "index": number,
+        "strength": found.strength,
+        "strength_in_max_act": found.strength_in_max_act,
+        "kl": found.kl,
+        "push": found.push,
+        "is_capped": found.is_capped,
+        "output_score": found.output_score,
+        "base_output_score": found.base_output_score,
+        "fluency": found.fluency,
+        "steers_well": found.steers_well,
+        "curve": list(found.curve),
+        "samples": [{"prompt": prompt, "before": before, "after": after} for prompt, before, after in found.samples],
+        "measured_at": found.measured_at,
+    }
+    return json_response(body)
+
+
+async def get_neighbours(call: Call, sae: str, index: str) -> HttpResponseBase:
+    """Return the features with the most similar decoder rows."""
+    limit = neighbour_limit(call.request.GET.get("limit", str(DEFAULT_NEIGHBOURS)))
+    record = await find_sae(call, sae)
+    number = feature_number(index)
+    found = await get_backend().features().neighbours(record, number, limit)
+    body: NeighboursBody = {
+        "object": "list",
+        "sae": record.name,
+        "index": number,
+        "data": [{"index": one.index, "label": one.label or None, "cosine": one.cosine} for one in found],
+    }
+    return json_response(body)
+
+
+def neighbour_limit(value: str) -> int:
+    if not (value.isascii() and value.isdecimal() and len(value) <= _MAX_DIGITS and 1 <= int(value) <= MAX_NEIGHBOURS):
+        raise invalid(f"`limit` must be an integer from 1 to {MAX_NEIGHBOURS}.", param="limit")
+    return int(value)
 
 
 async def find_sae(call: Call, name: str) -> SAERecord:

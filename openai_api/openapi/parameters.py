@@ -37,6 +37,13 @@ LOGIT_LENS = (
         description="Whether to compute the tokens that the feature promotes and suppresses.",
     ),
 )
+NEIGHBOURS = (
+    _query(
+        "limit",
+        {"type": "integer", "minimum": 1, "maximum": 100, "default": 10},
+        description="Number of features.",
+    ),
+)
 FILE_FORM: Schema = {
     "type": "object",
     "required": ["file", "purpose"],

@@ -112,6 +112,50 @@ class FeatureDetailBody(FeatureBody):
     logit_lens_error: str | None
 
 
+class EffectSampleBody(TypedDict):
+    prompt: str
+    before: str
+    after: str
+
+
+class FeatureEffectBody(TypedDict):
+    """The measured effect of adding a feature at its calibrated strength (raw ``strength``).
+
+    ``curve`` has the strengths that were tried, with their KL(unsteered || steered) in nats per token.
+    """
+
+    object: Literal["feature.effect"]
+    sae: str
+    index: int
+    strength: float
+    strength_in_max_act: float | None
+    kl: float
+    push: float
+    is_capped: bool
+    output_score: float | None
+    base_output_score: float | None
+    fluency: float | None
+    steers_well: float
+    curve: list[tuple[float, float]]
+    samples: list[EffectSampleBody]
+    measured_at: str
+
+
+class NeighbourBody(TypedDict):
+    """``cosine`` is that of the decoder rows; ``label`` is null if the feature has none."""
+
+    index: int
+    label: str | None
+    cosine: float
+
+
+class NeighboursBody(TypedDict):
+    object: Literal["list"]
+    sae: str
+    index: int
+    data: list[NeighbourBody]
+
+
 MAX_INPUTS = 128
 MAX_COMPLETION = 4096
 

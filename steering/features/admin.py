@@ -21,14 +21,24 @@ from django.utils.functional import cached_property
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
+from core.errors import MillmError
 from steering.errors import MeaningUnavailableError, SteeringError
 from steering.features.drawing import example_rows, histogram_picture
 from steering.features.forms import SteerForm
-from steering.features.logit_lens import LensBusyError, LensTarget, LensUnavailableError, LogitLens, get_lens_worker
+from steering.features.logit_lens import (
+    LensBusyError,
+    LensTarget,
+    LensToken,
+    LensUnavailableError,
+    LogitLens,
+    get_lens_worker,
+)
+from steering.features.neighbours import find_neighbours
 from steering.features.ranked_search import FeatureSearch, meaning_scores
 from steering.features.search import IN_ORDER, FeatureQuerySet
 from steering.features.services import label_feature, steer_with_feature
-from steering.models import SAE, Feature
+from steering.features.tested_text import activations_on
+from steering.models import SAE, Feature, FeatureEffect
 from steering.profiles.snapshot import source_of
 
 _TEMPLATES = "admin/steering/feature"
@@ -45,6 +55,12 @@ def _neighbour(feature: Feature, step: int) -> Feature | None:
 def feature_url(feature: Feature) -> str:
     """Return the URL of the page of a feature."""
     return reverse("admin:steering_feature_change", args=[quote(feature.reference)])
+
+
+def _with_shares(tokens: Sequence[LensToken]) -> list[tuple[LensToken, float]]:
+    """Return the tokens with their logits as a share of the most extreme one."""
+    largest = max((abs(token.logit) for token in tokens), default=0.0) or 1.0
+    return [(token, round(abs(token.logit) / largest, 3)) for token in tokens]
 
 
 def _lens(feature: Feature) -> LogitLens:
@@ -141,6 +157,9 @@ class LabelledFilter(admin.SimpleListFilter):
 
 
 STEERS_WELL = 0.05
+NUM_NEIGHBOURS = 10
+MAX_TESTED = 2_000
+TEST_PERMISSION = "console.use_playground"
 MAX_LISTED = 100_000
 _MAX_BY_MEANING = 200
 _PLAIN = re.compile(r"(?!\s*#?\d+\s*$)[^\W_](?:[\w\s',]*)")  # words without operators, and not an index
@@ -306,6 +325,8 @@ class FeatureAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
         pages: Sequence[tuple[str, Callable[..., HttpResponse]]] = (
             ("lens", self.lens_view),
             ("steer", self.steer_view),
+            ("neighbours", self.neighbours_view),
+            ("test", self.test_view),
         )
         own = [
             path(f"<path:object_id>/{name}/", self.admin_site.admin_view(view), name=f"steering_feature_{name}")
@@ -327,12 +348,46 @@ class FeatureAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
         feature = self._seen(request, object_id)
         context: dict[str, Any] = {"original": feature, "opts": self.opts}
         try:
-            context["lens"] = _lens(feature)
+            context["lens"] = lens = _lens(feature)
+            context["lens_tables"] = [
+                ("Promoted", _with_shares(lens.promoted)),
+                ("Suppressed", _with_shares(lens.suppressed)),
+            ]
         except LensUnavailableError as error:
             context["problem"] = str(error)
         except (LensBusyError, TimeoutError):
             context["problem"] = "The server is busy. Try again in a moment."
         return TemplateResponse(request, f"{_TEMPLATES}/lens.html", context)
+
+    def neighbours_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Render the features with similar decoder rows. Loaded separately, because it may load the SAE."""
+        feature = self._seen(request, object_id)
+        context: dict[str, Any] = {"original": feature, "opts": self.opts}
+        try:
+            near = find_neighbours(feature.sae_id, source_of(feature.sae), feature.index, NUM_NEIGHBOURS)
+        except SteeringError as error:
+            context["problem"] = error.message
+        else:
+            name = feature.sae.name
+            context["neighbours"] = [
+                (row, reverse("admin:steering_feature_change", args=[quote(f"{name}.{row.index}")])) for row in near
+            ]
+        return TemplateResponse(request, f"{_TEMPLATES}/neighbours.html", context)
+
+    def test_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Render the feature's activation on each token of a text, computed in the engine."""
+        feature = self._seen(request, object_id)
+        if not request.user.has_perm(TEST_PERMISSION):
+            raise PermissionDenied
+        text = request.GET.get("text", "")[:MAX_TESTED]
+        context: dict[str, Any] = {"original": feature, "opts": self.opts}
+        try:
+            example = activations_on(feature, text)
+        except MillmError as error:
+            context["problem"] = error.message
+        else:
+            context |= {"tested": example_rows([example]), "is_active": any(example["values"])}
+        return TemplateResponse(request, f"{_TEMPLATES}/tested.html", context)
 
     def steer_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Add the feature to a draft, or create a profile with it, and redirect there."""
@@ -367,6 +422,9 @@ class FeatureAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
         return HttpResponseRedirect(reverse("admin:steering_steeringprofile_change", args=[profile.pk]))
 
     def _facts(self, request: HttpRequest, feature: Feature) -> dict[str, Any]:
+        effect = FeatureEffect.objects.filter(feature=feature).first()
+        if effect is not None:
+            effect.feature = feature
         sees_traffic = request.user.has_perm("openai_api.view_prompt_text")
         steer = SteerForm(feature, request.user)
         return {
@@ -375,6 +433,10 @@ class FeatureAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
             "histogram": histogram_picture(feature.histogram),
             "examples": example_rows(feature.examples),
             "traffic_examples": example_rows(feature.traffic_examples) if sees_traffic else (),
+            "effect": effect,
+            "score": "" if effect is None else f"{effect.steers_well:.4f}",
+            "may_test": request.user.has_perm(TEST_PERMISSION),
+            "test_text": request.GET.get("text", "").strip()[:MAX_TESTED],
             "steer": steer if steer.may_steer else None,
             "may_measure": request.user.has_perm("steering.change_sae"),
             "before": _neighbour(feature, -1),

@@ -12,12 +12,13 @@ from django.db.models import F
 
 from inference.files.sources import ModelSource
 from inference.steering_refs import SAESource
-from steering.errors import SteeringError, UnknownSAEError
+from steering.errors import EffectNotMeasuredError, SteeringError, UnknownSAEError
 from steering.features.labels import FeatureExample
 from steering.features.logit_lens import LensBusyError, LensTarget, LensUnavailableError, LogitLens, get_lens_worker
+from steering.features.neighbours import NeighbourFeature, find_neighbours
 from steering.features.ranked_search import FeatureSearch, Sort, search_features
 from steering.features.semantic_search import LabelsNotEmbeddedError, QueryEmbedding
-from steering.models import SAE, Feature
+from steering.models import SAE, Feature, FeatureEffect
 from steering.sae_registry.loaded_sae import LoadedSAE, find_loaded_sae, labels_of
 
 __all__ = ["FeatureCatalog", "LabelsNotEmbeddedError", "LensBusyError", "LensUnavailableError", "QueryEmbedding"]
@@ -91,6 +92,27 @@ class FeatureDetail:
 
 
 @dataclass(frozen=True, slots=True)
+class EffectRecord:
+    """A row of :class:`steering.models.FeatureEffect`.
+
+    ``curve`` has pairs of a raw strength and its divergence; ``samples`` have a prompt, and answers before and after.
+    """
+
+    strength: float
+    strength_in_max_act: float | None
+    kl: float
+    push: float
+    is_capped: bool
+    output_score: float | None
+    base_output_score: float | None
+    fluency: float | None
+    steers_well: float
+    curve: tuple[tuple[float, float], ...]
+    samples: tuple[tuple[str, str, str], ...]
+    measured_at: str
+
+
+@dataclass(frozen=True, slots=True)
 class FeatureQuery:
     """A search among the features of ``models``; ``sae`` restricts it to one SAE.
 
@@ -125,6 +147,14 @@ class FeatureCatalog:
     async def detail(self, sae: SAERecord, index: int) -> FeatureDetail:
         """Return one feature. Raise FeatureNotFoundError if the index is out of range."""
         return await self._run(lambda: _detail(sae, index))
+
+    async def neighbours(self, sae: SAERecord, index: int, count: int) -> list[NeighbourFeature]:
+        """Return features with similar decoder rows, see :func:`steering.features.neighbours.find_neighbours`."""
+        return await self._run(lambda: _neighbours(sae, index, count))
+
+    async def effect(self, sae: SAERecord, index: int) -> EffectRecord:
+        """Return the measured effect of a feature. Raise FeatureNotFoundError or EffectNotMeasuredError."""
+        return await self._run(lambda: _effect(sae, index))
 
     async def readable(self, model: str, name: str | None) -> LoadedSAE:
         """Return an SAE with its weights, see :func:`steering.sae_registry.loaded_sae.find_loaded_sae`."""
@@ -165,7 +195,7 @@ def _detail(sae: SAERecord, index: int) -> FeatureDetail:
     rows = Feature.objects.filter(sae_id=sae.pk, index=index).annotate(steers_well=F("effect__steers_well"))
     row = rows.select_related("sae__model").first()
     if row is None:
-        raise FeatureNotFoundError(f"The SAE `{sae.name}` has features 0 to {sae.d_sae - 1}, got {index}.")
+        raise _not_found(sae, index)
     return FeatureDetail(
         _record(row, steers_well=row.steers_well),
         row.decoder_norm,
@@ -174,6 +204,38 @@ def _detail(sae: SAERecord, index: int) -> FeatureDetail:
         row.examples_source,
         Histogram(row.histogram["width"], tuple(row.histogram["counts"])) if row.histogram else None,
     )
+
+
+def _neighbours(sae: SAERecord, index: int, count: int) -> list[NeighbourFeature]:
+    if index >= sae.d_sae:
+        raise _not_found(sae, index)
+    return find_neighbours(sae.pk, sae.files, index, count)
+
+
+def _effect(sae: SAERecord, index: int) -> EffectRecord:
+    if index >= sae.d_sae:
+        raise _not_found(sae, index)
+    row = FeatureEffect.objects.filter(sae_id=sae.pk, feature__index=index).select_related("feature").first()
+    if row is None:
+        raise EffectNotMeasuredError(f"The effect of feature {index} of `{sae.name}` was not measured.")
+    return EffectRecord(
+        strength=row.strength,
+        strength_in_max_act=row.in_max_act,
+        kl=row.kl,
+        push=row.push,
+        is_capped=row.is_capped,
+        output_score=row.output_score,
+        base_output_score=row.base_output_score,
+        fluency=row.fluency,
+        steers_well=row.steers_well,
+        curve=tuple((point[0], point[1]) for point in row.curve),
+        samples=tuple((one["prompt"], one["before"], one["after"]) for one in row.samples),
+        measured_at=row.measured_at.isoformat(),
+    )
+
+
+def _not_found(sae: SAERecord, index: int) -> FeatureNotFoundError:
+    return FeatureNotFoundError(f"The SAE `{sae.name}` has features 0 to {sae.d_sae - 1}, got {index}.")
 
 
 def _record(row: Feature, *, relevance: float | None = None, steers_well: float | None = None) -> FeatureRecord:

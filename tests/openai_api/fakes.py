@@ -41,8 +41,9 @@ from steering.errors import (
     ProfileNotFoundError,
     SAEUnavailableError,
 )
-from steering.features.catalog import FeatureDetail, FeatureQuery, FeatureRecord, SAERecord
+from steering.features.catalog import EffectRecord, FeatureDetail, FeatureQuery, FeatureRecord, SAERecord
 from steering.features.logit_lens import LogitLens
+from steering.features.neighbours import NeighbourFeature
 from steering.profiles.resolver import ResolvedProfile, SteeringSelection
 from steering.sae_registry.loaded_sae import LoadedSAE
 from tests.builders import build_tokenizer
@@ -419,6 +420,12 @@ class NoFeatures:
 
     async def lens(self, sae: SAERecord, index: int) -> LogitLens:
         raise AssertionError("lens")
+
+    async def neighbours(self, sae: SAERecord, index: int, count: int) -> list[NeighbourFeature]:
+        raise AssertionError("neighbours")
+
+    async def effect(self, sae: SAERecord, index: int) -> EffectRecord:
+        raise AssertionError("effect")
 
     async def readable(self, model: str, name: str | None) -> LoadedSAE:
         raise AssertionError("readable")

@@ -11,8 +11,9 @@ from core.runtime import runtime
 from inference.files.sources import ModelSource
 from inference.steering_refs import SAESource
 from openai_api.backend import BACKEND, get_backend
-from steering.errors import UnknownSAEError
+from steering.errors import EffectNotMeasuredError, UnknownSAEError
 from steering.features.catalog import (
+    EffectRecord,
     FeatureCatalog,
     FeatureDetail,
     FeatureNotFoundError,
@@ -24,6 +25,7 @@ from steering.features.catalog import (
 )
 from steering.features.labels import FeatureExample
 from steering.features.logit_lens import LensBusyError, LensToken, LensUnavailableError, LogitLens
+from steering.features.neighbours import NeighbourFeature
 from steering.models import SAE, Feature
 from tests.openai_api.conftest import Api
 from tests.openai_api.fakes import NoFeatures
@@ -59,6 +61,27 @@ class FakeFeatures(NoFeatures):
             raise FeatureNotFoundError(f"The SAE has features 0 to {sae.d_sae - 1}.")
         examples = (FeatureExample((" the", " rain"), (0.0, 4.0)),)
         return FeatureDetail(RAIN, 1.5, examples, "measured", "default abc", Histogram(0.5, (3, 1)))
+
+    async def effect(self, sae: SAERecord, index: int) -> EffectRecord:
+        if index != 3:
+            raise EffectNotMeasuredError("The effect was not measured.")
+        return EffectRecord(
+            2.0,
+            None,
+            0.3,
+            0.4,
+            False,
+            0.2,
+            0.1,
+            1.0,
+            0.1,
+            ((2.0, 0.3),),
+            (("p", "b", "a"),),
+            "2026-11-23T00:00:00+00:00",
+        )
+
+    async def neighbours(self, sae: SAERecord, index: int, count: int) -> list[NeighbourFeature]:
+        return [NeighbourFeature(7, 0.5, ""), NeighbourFeature(8, 0.4, "rain")][:count]
 
     async def lens(self, sae: SAERecord, index: int) -> LogitLens:
         self.looks.append(index)
@@ -185,6 +208,22 @@ async def test_look_up(api: Api, features: FakeFeatures, path: str):
     assert body["logit_lens"]["promoted"] == [{"id": 5, "token": " wet", "logit": 2.5}]
     assert body["logit_lens"]["suppressed"] == [{"id": 6, "token": " dry", "logit": -2.5}]
     assert body["logit_lens_error"] is None
+
+
+async def test_effect_and_neighbours(api: Api, features: FakeFeatures):
+    body = (await api.client.get("/v1/features/org/sae/3/effect")).json()
+    validator("FeatureEffectBody").validate(body)
+    assert (body["strength"], body["curve"]) == (2.0, [[2.0, 0.3]])
+    assert body["samples"] == [{"prompt": "p", "before": "b", "after": "a"}]
+    body = (await api.client.get("/v1/features/org/sae/3/neighbours?limit=1")).json()
+    validator("NeighboursBody").validate(body)
+    assert body["data"] == [{"index": 7, "label": None, "cosine": 0.5}]
+    response = await api.client.get("/v1/features/org/sae/4/effect")
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "effect_not_measured")
+    for limit in ("0", "101", "x", "-1"):
+        response = await api.client.get(f"/v1/features/org/sae/3/neighbours?limit={limit}")
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "limit")
+    assert (await api.client.get("/v1/features/none/3/effect")).status_code == 404
 
 
 async def test_without_the_lens(api: Api, features: FakeFeatures):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
@@ -12,13 +13,15 @@ from django.urls import reverse
 from django.utils import timezone
 
 from steering import services
-from steering.effects.recipe import EffectResult
+from steering.effects.recipe import EffectResult, Sample
 from steering.effects.store import store_effects
 from steering.errors import InvalidProfileError
 from steering.features.drawing import example_rows, histogram_picture
 from steering.features.services import steer_with_feature
 from steering.models import Feature, SteeringProfile
+from steering.profiles.compilation import get_compiler
 from steering.profiles.drafts import draft_edits
+from steering.profiles.snapshot import source_of
 from tests.steering.pages import login, page, said, staff
 
 CHANGE = "admin:steering_feature_change"
@@ -100,6 +103,40 @@ class TestPage:
         assert "steering-note" in html
         assert "<table" not in html
 
+    def test_effect_with_its_samples(self, admin, measured):
+        assert "Not measured." in page(admin, CHANGE, measured.pk)
+        found = EffectResult(
+            0, 2.0, 0.31, 0.4, is_capped=True, output_score=0.25, base_output_score=0.05, fluency=1.25,
+            curve=((1.0, 0.1), (2.0, 0.31)), samples=(Sample("Tell me.", "A cat.", NASTY),),
+        )  # fmt: skip
+        store_effects(sae=measured.sae, results=[found], recipe="r", measured_at=timezone.now())
+        html = page(admin, CHANGE, measured.pk)
+        assert "0.500 × max activation, raw 2 (at the cap)" in html
+        assert "0.250 (unsteered 0.050)" in html
+        assert "A cat." in html
+        assert NASTY not in html
+
+    def test_similar_directions_are_those_of_the_decoder(self, admin, sae):
+        html = page(admin, "admin:steering_feature_neighbours", sae.features.get(index=0).pk)
+        rows = get_compiler().sae(source_of(sae)).weights.W_dec
+        cosines = torch.nn.functional.cosine_similarity(rows, rows[:1])
+        cosines[0] = -2
+        found = re.findall(r"#(\d+) [^<]*</a></td><td>(-?[\d.]+)<", html)
+        assert [int(index) for index, _ in found] == cosines.topk(10).indices.tolist()
+        assert float(found[0][1]) == pytest.approx(float(cosines.max()), abs=0.006)
+
+    def test_text_is_asked_for_separately(self, admin, measured):
+        html = page(admin, CHANGE, measured.pk)
+        assert 'id="id_test_text"' in html
+        assert "test/?text=" not in html
+        html = admin.get(reverse(CHANGE, args=[measured.pk]), {"text": "sad & rain"}, follow=True).content.decode()
+        assert "test/?text=sad%20%26%20rain" in html
+        tested = admin.get(reverse("admin:steering_feature_test", args=[measured.pk]), {"text": "rain"})
+        assert "steering-note" in tested.content.decode(), "this process has no engine"
+        client = staff("view_feature")
+        assert 'id="id_test_text"' not in page(client, CHANGE, measured.pk)
+        page(client, "admin:steering_feature_test", measured.pk, status=403)
+
     def test_needs_permission(self, measured):
         client = staff("view_steeringprofile")
         for name in (CHANGE, "admin:steering_feature_lens"):
@@ -107,7 +144,7 @@ class TestPage:
 
     def test_number_of_queries(self, admin, measured, django_assert_max_num_queries):
         page(admin, CHANGE, measured.pk)
-        with django_assert_max_num_queries(12):
+        with django_assert_max_num_queries(13):
             page(admin, CHANGE, measured.pk)
 
 
