@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from millm_site.http.cors import is_origin
 
 PROJECT_DIR = Path(__file__).resolve().parent.parent
-DEMO_DIR = PROJECT_DIR / "steering" / "demo"
+DEMO_DIR = PROJECT_DIR / "steering" / "demo" / "artifacts"
 PREFIX = "MILLM_"
 
 Names = Annotated[tuple[str, ...], NoDecode]
@@ -500,7 +500,7 @@ class Environment(BaseSettings):
     @property
     def local_roots(self) -> tuple[Path, ...]:
         """Directories of ``model_roots``; if empty, the folders of downloaded models and of the demo."""
-        return tuple(Path(root).expanduser() for root in self.model_roots) or (self.home / "models", DEMO_DIR)
+        return tuple(Path(root).expanduser() for root in self.model_roots) or (self.home / "models", DEMO_DIR.parent)
 
     def engine_options(self) -> dict[str, Any]:
         """Return the fields of inference.engine.config.EngineConfig."""
