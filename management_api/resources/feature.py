@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from django.contrib.auth.models import User
 from django.db.models import F, QuerySet
@@ -20,6 +20,7 @@ from steering.errors import EffectNotMeasuredError
 from steering.features.ranked_search import FeatureSearch, search_features
 from steering.features.search import FeatureQuerySet
 from steering.features.services import label_feature
+from steering.measuring.quantiles import activation_quantiles
 from steering.models import Feature, FeatureEffect
 
 NOT_LISTED = ("traffic_examples", "examples", "histogram", "band_examples", "cofiring")  # some kilobytes per row
@@ -49,10 +50,32 @@ class FoundFeatureOut(FeatureOut):
         fields: tuple[str, ...] = (*FeatureOut.Meta.fields, "relevance")
 
 
+class Quantiles(TypedDict):
+    """p99 and p99.9 of the feature's activations above 0, their number, and the corpus."""
+
+    p99: float
+    p999: float
+    n: int
+    corpus: str
+
+
 class FeatureDetail(FeatureOut):
+    activation_quantiles = serializers.SerializerMethodField(
+        help_text="Computed from the histogram; null if the SAE was not measured, or the feature never active."
+    )
+
     # Without the examples from traffic: they are texts of requests, which only the console shows.
     class Meta(FeatureOut.Meta):
-        fields: tuple[str, ...] = (*FeatureOut.Meta.fields, "examples", "examples_source", "histogram")
+        fields: tuple[str, ...] = (
+            *FeatureOut.Meta.fields,
+            *("examples", "examples_source", "histogram", "activation_quantiles"),
+        )
+
+    def get_activation_quantiles(self, feature: Feature) -> Quantiles | None:
+        found = activation_quantiles(feature.histogram, feature.max_activation)
+        if found is None:
+            return None
+        return Quantiles(p99=found.p99, p999=found.p999, n=found.n, corpus=feature.sae.corpus)
 
 
 class EffectOut(ReadSerializer):

@@ -38,6 +38,7 @@ from steering.features.ranked_search import FeatureSearch, meaning_scores
 from steering.features.search import IN_ORDER, FeatureQuerySet
 from steering.features.services import label_feature, steer_with_feature
 from steering.features.tested_text import activations_on
+from steering.measuring.quantiles import activation_quantiles
 from steering.models import SAE, Feature, FeatureEffect
 from steering.profiles.snapshot import source_of
 
@@ -431,6 +432,7 @@ class FeatureAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
             "sae": feature.sae,
             "share": None if feature.density is None else f"{feature.density:.3%}",
             "histogram": histogram_picture(feature.histogram),
+            "quantiles": activation_quantiles(feature.histogram, feature.max_activation),
             "examples": example_rows(feature.examples),
             "traffic_examples": example_rows(feature.traffic_examples) if sees_traffic else (),
             "effect": effect,

@@ -271,6 +271,12 @@ class TestFeatures:
         feature.save()
         assert "secret" not in researcher_api.get(f"features/{feature.pk}").content.decode()
 
+    def test_quantiles_come_from_the_histogram(self, feature: Feature, researcher_api: Api):
+        assert researcher_api.get(f"features/{feature.pk}").json()["activation_quantiles"] is None
+        Feature.objects.filter(pk=feature.pk).update(histogram={"width": 0.5, "counts": [98, 1, 0, 1] + [0] * 28})
+        found = researcher_api.get(f"features/{feature.pk}").json()["activation_quantiles"]
+        assert found == {"p99": 1.0, "p999": pytest.approx(1.95), "n": 100, "corpus": ""}
+
     def test_page_by_page(self, researcher_api: Api, sae: SAE):
         seen: list[int] = []
         cursor: str | None = ""

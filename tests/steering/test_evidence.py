@@ -20,6 +20,7 @@ from steering.evaluation.intervals import PromptSums, bca_interval, estimate, es
 from steering.evaluation.measures import AnswerRow, difference, figure, from_columns, harmonic_score, to_columns
 from steering.evaluation.params import Controls, SweepParams, Texts
 from steering.evaluation.recommendation import recommend
+from steering.measuring.quantiles import activation_quantiles
 
 NORMAL = NormalDist()
 
@@ -265,3 +266,25 @@ def test_questions_have_four_different_options_and_no_favourite_place() -> None:
     assert len(questions) == len({question.question for question in questions}) == 64
     assert all(len(set(question.options)) == 4 for question in questions)
     assert set(Counter(question.answer for question in questions).values()) == {16}
+
+
+# Quantiles of activations
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 3_000))
+def test_quantiles_of_a_histogram_are_those_of_the_activations_to_one_bin(seed: int, n: int) -> None:
+    values = np.random.default_rng(seed).gamma(1.5, size=n)
+    width = 2.0 ** math.ceil(math.log2(values.max() / 32))
+    counts = np.histogram(values, bins=32, range=(0, 32 * width))[0].tolist()
+    found = activation_quantiles({"width": width, "counts": counts}, float(values.max()))
+    assert found is not None
+    assert found.n == n
+    for value, share in ((found.p99, 0.99), (found.p999, 0.999)):
+        assert abs(value - np.quantile(values, share, method="inverted_cdf")) <= width
+    assert found.p99 <= found.p999 <= values.max()
+
+
+@pytest.mark.parametrize("stored", [None, {}, {"width": 1.0, "counts": [0] * 32}])
+def test_features_that_never_fired_have_no_quantiles(stored: dict[str, Any] | None) -> None:
+    assert activation_quantiles(stored) is None

@@ -49,6 +49,7 @@ class TestPage:
         html = page(admin, CHANGE, measured.pk)
         assert "<dd>4, imported</dd>" in html
         assert "2.000% of tokens" in html
+        assert "<dd>1, 1.950 of 100 activations above 0</dd>" in html
         assert '<rect x="8.0" y="4.0" width="64.0" height="100.0">' in html
         assert "1.5 to 2: 1 tokens" in html
         assert "From default abc." in html
