@@ -27,6 +27,7 @@ def register_kinds() -> None:
             "steering.train_sae", "Train an SAE", "steering.training.services:run_train_sae", show=_show_measurement
         )
     )
+    register(JobKind("steering.interpret", "Label features", "steering.interpretation.job:run_interpretation"))
     register(JobKind("steering.embed_labels", "Embed labels", "steering.features.semantic_search:run_embed_labels"))
     register(
         JobKind("steering.extract", "Extract vectors from prompt pairs", "steering.vectors.extraction:run_extraction")

@@ -36,6 +36,7 @@ from steering.effects.job import request_effects
 from steering.effects.recipe import MAX_TEXTS, EffectRecipe
 from steering.features.label_files import parse_label_file
 from steering.features.label_import import import_labels
+from steering.interpretation.job import request_interpretation
 from steering.models import SAE
 from steering.profiles.compilation import get_compiler
 from steering.profiles.snapshot import source_of
@@ -136,6 +137,12 @@ class EffectsInput(StrictInput):
     replaces = Flag(default=False, help_text="Measure features again that have an effect of the same recipe.")
 
 
+class InterpretInput(StrictInput):
+    model = Text(max_length=200, help_text="A generation model of this server, or `endpoint`, which the settings name.")
+    limit = Integer(min_value=1, default=None, allow_null=True, help_text="Label at most this many features.")
+    replaces = Flag(default=False, help_text="Replace labels of earlier runs too; other labels are never replaced.")
+
+
 @described(tags=["SAEs"])
 class SAEs(UploadResource):
     queryset = SAE.objects.none()
@@ -153,6 +160,7 @@ class SAEs(UploadResource):
         "destroy": "steering.delete_sae",
         "measure": CHANGE,
         "effects": CHANGE,
+        "interpret": CHANGE,
         "load": CHANGE,
         "unload": CHANGE,
     }
@@ -239,6 +247,14 @@ class SAEs(UploadResource):
         replaces = data.pop("replaces")
         recipe = EffectRecipe(**{**data, "prompts": tuple(data["prompts"])})
         return job_started(request_effects(sae=sae, recipe=recipe, replaces=replaces, owner=self.user))
+
+    @described(request=InterpretInput, responses={202: JobOut})
+    @action(detail=True, methods=["post"])
+    def interpret(self, request: Request, pk: str) -> Response:
+        """Start a job that labels features without a label: a model explains each from its examples, and the label is
+        scored by detection."""
+        sae, data = self.get_object(), self.read(InterpretInput)
+        return job_started(request_interpretation(sae=sae, owner=self.user, **data))
 
     @described(request=None)
     @action(detail=True, methods=["post"])

@@ -240,6 +240,16 @@ class TestSAEs:
         shown = researcher_api.get(f"features/{feature.pk}/effect").json()
         assert (shown["strength"], shown["strength_in_max_act"], shown["curve"]) == (2.0, 0.5, [[2.0, 0.31]])
 
+    def test_features_are_labelled_by_a_job(self, researcher_api: Api, sae: SAE):
+        response = researcher_api.post(f"saes/{sae.pk}/interpret", {"model": sae.model.name, "limit": 5})
+        assert (response.status_code, response.json()["kind"]) == (202, "steering.interpret")
+        assert Job.objects.get().params["limit"] == 5
+        assert refusal(researcher_api.post(f"saes/{sae.pk}/interpret", {"model": "no"})) == (
+            400,
+            "invalid_value",
+            "model",
+        )
+
     def test_renamed(self, researcher_api: Api, sae: SAE, other_sae: SAE):
         assert researcher_api("PATCH", f"saes/{sae.pk}", {"name": "layer-1"}).json()["name"] == "layer-1"
         assert refusal(researcher_api("PATCH", f"saes/{sae.pk}", {"name": other_sae.name})) == (
