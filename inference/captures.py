@@ -1,9 +1,9 @@
 """Captures: activations that a request asks for, and their values. The counterpart of :mod:`inference.interventions`.
 
 No Django here, and no torch at run time. A :class:`CaptureSpec` names a site, before or after the steering there, the
-tokens, and what to capture of the residual ``h`` (``[d]``, float32) at each of them: ``h`` itself, some features of an
-SAE, or its strongest ones. The values of the selected tokens arrive one by one while they are computed, or pooled at
-the end.
+tokens, and what to capture of the residual ``h`` (``[d]``, float32) at each of them: ``h`` itself, its products with
+vectors, some features of an SAE, or its strongest ones. The values of the selected tokens arrive one by one while they
+are computed, or pooled at the end.
 
 Requests name the SAE by an :class:`~inference.steering_refs.SAERef`; the client replaces it by the weights on the
 engine's side.
@@ -60,13 +60,28 @@ class AllFeatures:
     reader: SAERef | FeatureEncoder
 
 
+@dataclass(frozen=True, slots=True)
+class Projections:
+    """Capture the products of the residual with ``count`` vectors, not normalised, in their order.
+
+    ``vectors``: their values one after the other, as little-endian float32.
+    """
+
+    vectors: bytes
+    count: int
+
+    @property
+    def width(self) -> int:
+        return len(self.vectors) // (4 * self.count)
+
+
 def loaded(reader: SAERef | R) -> R:
     """Return the weights of a capture on the engine's side."""
     assert not isinstance(reader, SAERef), "the client loads the SAEs that a request names"
     return reader
 
 
-Probe = Residuals | FeatureValues | TopFeatures | AllFeatures
+Probe = Residuals | Projections | FeatureValues | TopFeatures | AllFeatures
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +162,8 @@ def _row_size(probe: Probe, width: int) -> int:
     match probe:
         case Residuals():
             return width
+        case Projections():
+            return probe.count
         case FeatureValues():
             return 0 if probe.above else len(probe.features)  # values above a threshold are rare
         case TopFeatures():

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from core.runtime import Service, runtime
-from inference.captures import CaptureSpec, Residuals
+from inference.captures import CaptureSpec, Projections, Residuals
 from inference.engine.config import EngineConfig
 from inference.engine.errors import (
     EngineDownError,
@@ -273,7 +273,7 @@ async def _with_weights(request: Request) -> Request:
 
 async def _with_reader(capture: CaptureSpec) -> CaptureSpec:
     probe = capture.probe
-    if isinstance(probe, Residuals) or not isinstance(probe.reader, SAERef):
+    if isinstance(probe, Residuals | Projections) or not isinstance(probe.reader, SAERef):
         return capture
     compiler = runtime.get(STEERING_COMPILER)
     reader = compiler.find_reader(probe.reader)

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 
 from django.http.response import HttpResponseBase
 
-from inference.client import Event, SamplingParams, TokensEvent
+from inference.client import CaptureEvent, Event, SamplingParams, TokensEvent
 from openai_api.backend import get_backend
 from openai_api.endpoints.completions import encode_prompts
 from openai_api.generation.activations import ActivationLog, plan_captures
 from openai_api.generation.answer import raw_segment_rules
+from openai_api.generation.directions import DirectionLog, read_directions, with_directions
 from openai_api.generation.prompt import prompt_ids
 from openai_api.generation.reply import collect
 from openai_api.generation.run import Generation, Plan
@@ -28,27 +29,37 @@ from openai_api.schemas.features import (
     InputActivationsBody,
     TokenFeaturesBody,
 )
+from steering.sae_registry.loaded_sae import LoadedSAE
 
 
 async def read_activations(call: Call) -> HttpResponseBase:
     request = call.read(FeatureActivationsRequest)
     target = await resolve_target(call, request)
     plan = await plan_texts(request, target)
-    reading = await plan_captures(target, plan, request, param="")
-    generation = await Generation.start(call, target, reading.plan)
-    found = Found(ActivationLog(target.model.text, reading.plan))
+    directions = await read_directions(call, target, request.directions or ())
+    sae: LoadedSAE | None = None
+    if not directions or request.model_fields_set & {"sae", "features", "top_k"}:
+        reading = await plan_captures(target, plan, request, param="")
+        plan, sae = reading.plan, reading.sae
+    log: DirectionLog | None = None
+    if directions:
+        plan, log = with_directions(plan, directions, request, target.model.text.special_token_ids)
+    generation = await Generation.start(call, target, plan)
+    found = Found(ActivationLog(target.model.text, plan), log)
     await collect(generation, found, found.add)
-    labels = await get_backend().features().labels(reading.sae.pk, found.features)
+    labels = {} if sae is None else await get_backend().features().labels(sae.pk, found.features)
     body: FeatureActivationsBody = {
         "object": "list",
         "model": target.model.record.name,
-        "sae": reading.sae.name,
-        "layer": reading.sae.site.layer,
-        "site": reading.sae.site.kind,
+        "sae": None if sae is None else sae.name,
+        "layer": None if sae is None else sae.site.layer,
+        "site": None if sae is None else sae.site.kind,
         "stage": request.stage or "post",
         "data": [found.body(index, labels, has_text=bool(request.max_tokens)) for index in range(len(plan.prompts))],
         "usage": usage_body(generation.stats.usage),
     }
+    if directions:
+        body["directions"] = [{"name": one.name, "layer": one.site.layer, "site": one.site.kind} for one in directions]
     if generation.millm is not None:
         body["millm"] = generation.millm
     return json_response(body)
@@ -70,8 +81,9 @@ async def plan_texts(request: CapturedTextsRequest, target: Target) -> Plan:
 class Found:
     """The events' content, by text. Its chunks are what was read at one token."""
 
-    def __init__(self, log: ActivationLog) -> None:
+    def __init__(self, log: ActivationLog, directions: DirectionLog | None = None) -> None:
         self._log = log
+        self._directions = directions
         self._tokens: dict[int, list[TokenActivationsBody]] = defaultdict(list)
         self._texts: dict[int, list[str]] = defaultdict(list)
 
@@ -81,6 +93,8 @@ class Found:
     def on_event(self, event: Event) -> Iterator[TokenActivationsBody]:
         if isinstance(event, TokensEvent):
             self._texts[event.index].append(event.text)
+        if self._directions is not None and isinstance(event, CaptureEvent):
+            self._directions.note(event)
         return iter(self._log.take(event))
 
     def finish(self) -> Iterator[TokenActivationsBody]:
@@ -97,9 +111,15 @@ class Found:
     def body(self, index: int, labels: dict[int, str], *, has_text: bool) -> InputActivationsBody:
         return {
             "index": index,
-            "tokens": [_labelled(token, labels) for token in self._tokens[index]],
+            "tokens": [self._told(token, labels) for token in self._tokens[index]],
             "completion": "".join(self._texts[index]) if has_text else None,
         }
+
+    def _told(self, token: TokenActivationsBody, labels: dict[int, str]) -> TokenFeaturesBody:
+        body = _labelled(token, labels)
+        if self._directions is not None:
+            body["directions"] = self._directions.at(token["index"], token["place"])
+        return body
 
 
 def _labelled(token: TokenActivationsBody, labels: dict[int, str]) -> TokenFeaturesBody:

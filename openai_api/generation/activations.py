@@ -13,6 +13,7 @@ from inference.captures import (
     FeatureValues,
     Pooling,
     Probe,
+    Projections,
     Residuals,
     Span,
     TopFeatures,
@@ -131,7 +132,7 @@ class ActivationLog:
         if isinstance(event, TokensEvent):
             self._generated[event.index].extend(event.token_ids)
         elif isinstance(event, CaptureEvent):
-            own = range(len(self._plan.captures_of(event.index)))
+            own = range(min(1, len(self._plan.captures_of(event.index))))  # others are directions
             self._waiting[event.index].extend(reading for reading in event.captures if reading.number in own)
         elif isinstance(event, FinishedEvent):
             told = list(self._tell(event.index))
@@ -159,7 +160,9 @@ class ActivationLog:
                 }
 
     def _activations(self, reading: ActivationCapture, row: int) -> Iterator[FeatureActivationBody]:
-        """Return the requested features, or of the strongest those that are active."""
+        """Return the requested features, or of the strongest those that are active; none of directions."""
+        if isinstance(self._plan.captures_of(0)[0].probe, Projections):
+            return
         indices = self._features if reading.features is None else reading.features[row].tolist()
         for index, value in zip(indices, reading.values[row].tolist(), strict=True):
             if reading.features is None or value > 0:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
 
-from inference.captures import ActivationCapture, CaptureSpec, FeatureValues, Residuals
+from inference.captures import ActivationCapture, CaptureSpec, FeatureValues, Projections, Residuals
 from inference.client import CaptureEvent, Event, GenerationRequest, TokenLogprob, TokensEvent
 from inference.text.model_text import ModelText
 from openai_api.generation.token_text import finite
@@ -138,8 +138,10 @@ class TokenRecord:
 
 
 def _of_features(specs: tuple[CaptureSpec, ...]) -> tuple[CaptureSpec, ...]:
-    """Return the captures if they read features. Residuals are not stored: they are large, and nobody reads them."""
-    return () if any(isinstance(spec.probe, Residuals) for spec in specs) else specs
+    """Return the captures of features, which come first. Residuals are not stored: they are large, and nobody reads
+    them. Directions are not stored either.
+    """
+    return tuple(spec for spec in specs if not isinstance(spec.probe, Residuals | Projections))
 
 
 def _runs(sequence: _Sequence) -> list[range]:

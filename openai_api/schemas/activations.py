@@ -12,6 +12,7 @@ from openai_api.schemas.base import Part
 MAX_TOP_K = 100
 MAX_FEATURES = 256
 MAX_RANGES = 64
+MAX_DIRECTIONS = 64
 DEFAULT_TOP_K = 10
 _PLACE = 2**31
 
@@ -48,6 +49,20 @@ class TokenSelection(Part):
         description="Token ranges [start, end), counted from the prompt's first token.",
     )
     special_tokens: bool | None = Field(None, description="Include special tokens. Default: false.")
+
+
+class DirectionField(Part):
+    """A vector that is read: the value at a token is ``h v + bias``, or its logistic function."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+    name: str | None = Field(None, max_length=100, description="Repeated in the answer.")
+    set: str | None = Field(None, max_length=100, description="A vector set; otherwise `values`.")
+    layer: int | None = Field(None, ge=0, lt=_PLACE, description="Of a set with several vectors, or of `values`.")
+    site: str | None = Field(None, max_length=20, description="Default: `resid_post`, or the set's.")
+    values: list[float] | str | None = Field(None, description="The vector, or its float32 values as base64.")
+    bias: float = 0.0
+    sigmoid: bool = Field(default=False, description="Of a logistic probe: return the probability.")
 
 
 class CaptureFields(TokenSelection):

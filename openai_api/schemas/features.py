@@ -9,7 +9,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from openai_api.http.errors import invalid
-from openai_api.schemas.activations import CaptureFields, TokenSelection
+from openai_api.schemas.activations import MAX_DIRECTIONS, CaptureFields, DirectionField, TokenSelection
 from openai_api.schemas.base import Harmless, RequestSchema
 from openai_api.schemas.bodies import FeatureActivationBody, MillmBody, UsageBody
 from openai_api.schemas.chat import ChatRequest
@@ -188,6 +188,13 @@ class CapturedTextsRequest(SteeredSchema, TokenSelection):
 
 
 class FeatureActivationsRequest(CapturedTextsRequest, CaptureFields):
+    directions: list[DirectionField] | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_DIRECTIONS,
+        description="Vectors and linear probes to read. Without `sae`, `features` and `top_k`, no SAE is read.",
+    )
+
     REMEDIES: ClassVar[Mapping[str, str]] = {
         **CapturedTextsRequest.REMEDIES,
         "stream": "Use `return_activations` of /v1/chat/completions.",
@@ -206,6 +213,13 @@ class TokenFeaturesBody(TypedDict):
     id: int
     token: str
     features: list[LabelledActivationBody]
+    directions: NotRequired[list[float]]
+
+
+class DirectionBody(TypedDict):
+    name: str | None
+    layer: int
+    site: str
 
 
 class InputActivationsBody(TypedDict):
@@ -219,9 +233,10 @@ class InputActivationsBody(TypedDict):
 class FeatureActivationsBody(TypedDict):
     object: Literal["list"]
     model: str
-    sae: str
-    layer: int
-    site: str
+    sae: str | None
+    layer: int | None
+    site: str | None
+    directions: NotRequired[list[DirectionBody]]
     stage: Literal["pre", "post"]
     data: list[InputActivationsBody]
     usage: UsageBody

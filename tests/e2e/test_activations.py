@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import numpy as np
@@ -191,3 +192,53 @@ def test_bad_requests(exact_client, body, param, code):
     with pytest.raises(openai.APIStatusError) as caught:
         read(exact_client, **body)
     assert (caught.value.param, caught.value.code) == (param, code)
+
+
+def test_directions_and_probes_are_products_with_the_residual(exact_client, oracle):
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(2, oracle.model.config.hidden_size)).astype(np.float32) / 10
+    packed = base64.b64encode(values[1].tobytes()).decode()
+    directions = [
+        {"name": "plain", "layer": 2, "values": values[0].tolist()},
+        {"layer": 1, "site": "mlp_in", "values": packed, "bias": 0.25},
+        {"name": "probe", "layer": 2, "values": packed, "bias": -0.5, "sigmoid": True},
+    ]
+    body = read(exact_client, input=TEXT, directions=directions, max_tokens=3, special_tokens=True)
+    fields = {"model": "demo", "input": TEXT, "max_tokens": 3, "special_tokens": True}
+    sites = [{"layer": 2}, {"layer": 1, "site": "mlp_in"}]
+    residuals = exact_client.post("/residuals", body={**fields, "sites": sites}, cast_to=dict[str, Any])
+    h, mlp_in = (np.array(one["values"]) for one in residuals["data"][0]["residuals"])
+
+    assert (body["sae"], body["layer"], body["site"]) == (None, None, None)
+    assert body["directions"] == [
+        {"name": "plain", "layer": 2, "site": "resid_post"},
+        {"name": None, "layer": 1, "site": "mlp_in"},
+        {"name": "probe", "layer": 2, "site": "resid_post"},
+    ]
+    (text,) = body["data"]
+    assert [token["place"] for token in text["tokens"]] == residuals["data"][0]["positions"]
+    assert all(token["features"] == [] for token in text["tokens"])
+    expected = [h @ values[0], mlp_in @ values[1] + 0.25, 1 / (1 + np.exp(-(h @ values[1] - 0.5)))]
+    found = np.array([token["directions"] for token in text["tokens"]])
+    np.testing.assert_allclose(found, np.array(expected).T, rtol=1e-3, atol=1e-3)
+
+    both = read(exact_client, input=TEXT, directions=directions[:1], top_k=2, special_tokens=True)
+    assert both["sae"] == "demo-sae"
+    assert all(len(token["features"]) <= 2 and len(token["directions"]) == 1 for token in both["data"][0]["tokens"])
+
+
+@pytest.mark.parametrize(
+    ("direction", "param", "text"),
+    [
+        ({"layer": 2}, "directions[0]", "needs `set` or `values`"),
+        ({"layer": 2, "values": [1.0]}, "directions[0].values", "has 1 values, but the model has"),
+        ({"layer": 99, "values": [1.0]}, "directions[0].layer", "The model has layers 0 to"),
+        ({"set": "nothing"}, "directions[0].set", "no vector set 'nothing'"),
+        ({"layer": 2, "values": [1.0], "sigmoid": 1}, "directions[0].sigmoid", "must be true or false"),
+    ],
+)
+def test_wrong_directions_are_named(exact_client, direction, param, text):
+    with pytest.raises(openai.BadRequestError) as caught:
+        read(exact_client, input=TEXT, directions=[direction])
+    assert caught.value.param == param
+    assert text in str(caught.value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from inference.captures import (
     FeatureValues,
     Pooling,
     Probe,
+    Projections,
     Residuals,
     Stage,
     TopFeatures,
@@ -97,6 +99,8 @@ def _batch_key(spec: CaptureSpec) -> Hashable:
     match probe:
         case Residuals():
             return (Residuals, spec.pooling)
+        case Projections():
+            return (Projections, spec.pooling, probe.vectors)
         case FeatureValues():
             return (FeatureValues, spec.pooling, probe.reader.key, probe.features)
         case _:
@@ -111,7 +115,8 @@ def _capture(tasks: list[CaptureTask], hidden: Tensor) -> tuple[Tensor, Tensor |
     device = hidden.device
     rows = torch.tensor([row for task in tasks for row in task.rows], device=device)
     probe = _widest([task.spec.probe for task in tasks])
-    at_once = max(1, MAX_ENCODED // (hidden.shape[1] if isinstance(probe, Residuals) else probe.reader.d_sae))
+    width = hidden.shape[1] if isinstance(probe, Residuals | Projections) else probe.reader.d_sae
+    at_once = max(1, MAX_ENCODED // width)
     parts = [_values(probe, hidden[some].float()) for some in torch.split(rows, at_once)]
     pooling = tasks[0].spec.pooling
     if pooling == "none":
@@ -130,6 +135,8 @@ def _values(probe: Probe, h: Tensor) -> tuple[Tensor, Tensor | None]:
     match probe:
         case Residuals():
             return h, None
+        case Projections():
+            return h @ _vectors(probe, h.device).T, None
         case FeatureValues():
             return loaded(probe.reader).activations(h, torch.tensor(probe.features, device=h.device)), None
         case AllFeatures():
@@ -137,6 +144,13 @@ def _values(probe: Probe, h: Tensor) -> tuple[Tensor, Tensor | None]:
         case TopFeatures():
             best = loaded(probe.reader).encode(h).topk(min(probe.count, probe.reader.d_sae), dim=-1)
             return best.values, best.indices
+
+
+@lru_cache(maxsize=64)
+def _vectors(probe: Projections, device: torch.device) -> Tensor:
+    """Return ``[count, d]``."""
+    vectors = torch.frombuffer(bytearray(probe.vectors), dtype=torch.float32)
+    return vectors.view(probe.count, -1).to(device)
 
 
 def _pooled(pooling: Pooling, parts: list[Tensor], owners: tuple[Tensor, ...], num_owners: int) -> Tensor:

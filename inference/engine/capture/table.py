@@ -9,7 +9,16 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from inference.captures import AllFeatures, CaptureSpec, FeatureValues, Residuals, Stage, TopFeatures, loaded
+from inference.captures import (
+    AllFeatures,
+    CaptureSpec,
+    FeatureValues,
+    Projections,
+    Residuals,
+    Stage,
+    TopFeatures,
+    loaded,
+)
 from inference.engine.capture.step import CaptureStep
 from inference.engine.models.sites import HookOrder, SiteError, SiteHooks, site_width
 from inference.interventions import Site
@@ -77,6 +86,12 @@ class CaptureTable:
     def _check(self, spec: CaptureSpec) -> None:
         width, probe = site_width(self._module, spec.site), spec.probe
         if isinstance(probe, Residuals):
+            return
+        if isinstance(probe, Projections):
+            if probe.width != width:
+                raise SiteError(
+                    f"The vectors have {probe.width} values, but the model has {width} at {spec.site.label}."
+                )
             return
         d_in = loaded(probe.reader).d_in
         if d_in != width:
