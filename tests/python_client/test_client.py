@@ -287,6 +287,11 @@ class TestFeatures:
         assert feature.max_activation == found[0].max_activation
         assert not m.features.get("demo-sae", RAIN, logit_lens=False).promoted
 
+    def test_search_by_meaning(self, m: Millm) -> None:
+        found = m.features.search("bad weather", sae="demo-sae", meaning=True, limit=5)
+        assert found[0].relevance == 1.0
+        assert not m.features.search("bad weather", sae="demo-sae")
+
     def test_examples_are_texts_with_values(self, m: Millm) -> None:
         body = m.features.get("demo-sae", RAIN).raw
         example = {"tokens": ["The", " rain"], "values": [0.0, 2.5], "max_value": 2.5}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from millm.steering import Edit
 from millm.transport import Transport
@@ -23,6 +23,7 @@ class Example:
 class Feature:
     """A feature. ``density``: share of tokens on which it is active. ``max_activation``: the largest one measured.
 
+    ``relevance``: 1 for the best match of a search, None otherwise. ``steers_well`` (0 to 1): None if not measured.
     ``examples``, strongest first, ``promoted`` and ``suppressed`` (the tokens whose logits its direction raises and
     lowers most) are empty in the results of a search. ``raw`` is the whole object as the server sent it.
     """
@@ -34,6 +35,8 @@ class Feature:
     description: str
     max_activation: float | None
     density: float | None
+    relevance: float | None
+    steers_well: float | None
     examples: tuple[Example, ...] = field(repr=False)
     promoted: tuple[str, ...] = field(repr=False)
     suppressed: tuple[str, ...] = field(repr=False)
@@ -50,6 +53,8 @@ class Feature:
             description=body["description"],
             max_activation=body["max_activation"],
             density=body["density"],
+            relevance=body.get("relevance"),
+            steers_well=body.get("steers_well"),
             examples=tuple(
                 Example(tuple(one["tokens"]), tuple(one["values"]), one["max_value"])
                 for one in body.get("examples", ())
@@ -82,14 +87,17 @@ class Features:
         model: str | None = None,
         limit: int = 20,
         offset: int = 0,
+        meaning: bool = False,
         embedding_model: str | None = None,
+        sort: Literal["relevance", "steers_well"] = "relevance",
     ) -> list[Feature]:
         """Return the features whose labels match, best match first.
 
         ``query``: words, all of which must match; ``"a phrase"``, ``or`` and ``-not`` work as in web searches.
-        ``embedding_model``: also search by meaning, with the labels embedded by that registered model.
+        ``meaning``: also find labels of similar meaning, by the model's own token embeddings; or with
+        ``embedding_model``, by labels embedded by that registered model. ``sort="steers_well"`` needs measured effects.
         """
-        body = {"query": query, "limit": limit, "offset": offset}
+        body: dict[str, Any] = {"query": query, "limit": limit, "offset": offset, "meaning": meaning, "sort": sort}
         chosen = {"sae": sae, "model": model, "embedding_model": embedding_model}
         body |= {name: value for name, value in chosen.items() if value is not None}
         return [Feature.read(one) for one in self.transport.post("features/search", body)["data"]]
