@@ -54,7 +54,9 @@ def test_requests(command, site):
     assert done.stdout.startswith(b"{")
 
 
-@pytest.mark.parametrize("line", [line for text in SHELL for line in text.splitlines() if line.startswith(MANAGE)])
+@pytest.mark.parametrize(
+    "line", [line for text in SHELL for line in text.replace("\\\n", " ").splitlines() if line.startswith(MANAGE)]
+)
 def test_commands(line, site, tmp_path):
     """Files that they write go elsewhere."""
     words = [
