@@ -238,7 +238,7 @@ class SteeringTable:
     def _apply(self, site: Site, hidden: Tensor) -> Tensor | None:
         """Return the steered hidden states; None if the step changes nothing at the site."""
         step = self._step
-        if step is None:
+        if step is None or (step.plan is None and step.prompt_gates is None):
             return None
         flat = hidden.reshape(-1, hidden.shape[-1])
         if step.prompt_gates is not None:
