@@ -12,6 +12,7 @@ from inference.models import LanguageModel
 from inference.registry.standalone_model import load_standalone
 from steering.corpora.corpus import read_corpus, tokenise
 from steering.demo.install import SMOLLM2
+from steering.features.label_files import read_labels
 from steering.measuring.measurement import measure_sae
 from steering.sae_registry.registration import read_health
 from steering.saes.loader import load_sae
@@ -65,3 +66,11 @@ def test_it_fits_the_model(smollm2_directory: Path):
     assert measurement.reconstruction.fvu < 0.35
     assert measurement.l0 is not None
     assert HEALTH["l0"] / 2 < measurement.l0 < 2 * HEALTH["l0"]
+
+
+def test_features_have_the_units_of_strength():
+    (file,) = SMOLLM2.folder.glob("features.json*")
+    labels = read_labels(file, 8192)
+    known = [label.max_activation for label in labels if label.max_activation]
+    assert len(known) > 0.9 * 8192
+    assert max(known) < 1000
