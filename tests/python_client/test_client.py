@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import openai
 import pytest
+from safetensors.numpy import load_file
 
 import millm
-from millm import Feature, Millm, Site, SteeringVector
+from millm import Feature, FeatureEffect, Millm, Site, SteeringVector
 from steering.saes.loader import load_sae
 from tests.conftest import LiveSite
 
@@ -291,6 +292,25 @@ class TestFeatures:
         found = m.features.search("bad weather", sae="demo-sae", meaning=True, limit=5)
         assert found[0].relevance == 1.0
         assert not m.features.search("bad weather", sae="demo-sae")
+
+    def test_neighbours_have_similar_decoder_rows(self, m: Millm) -> None:
+        found = m.features.neighbours("demo-sae", RAIN, limit=3)
+        rows = load_file(SAE_FOLDER / "sae_weights.safetensors")["W_dec"]
+        unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        cosines = unit @ unit[RAIN]
+        cosines[RAIN] = -1.0
+        assert [one.cosine for one in found] == pytest.approx(sorted(cosines, reverse=True)[:3], abs=1e-4)
+
+    def test_an_effect_that_was_not_measured(self, m: Millm) -> None:
+        with pytest.raises(openai.APIStatusError) as found:
+            m.features.effect("demo-sae", 2_047)
+        assert found.value.code == "effect_not_measured"
+
+    def test_an_effect_is_read(self) -> None:
+        names = ("strength", "strength_in_max_act", "kl", "push", "output_score", "fluency", "steers_well")
+        body = {**dict.fromkeys(names, 0.5), "samples": [{"prompt": "p", "before": "b", "after": "a"}]}
+        effect = FeatureEffect.read(body)
+        assert (effect.relative_size, effect.samples) == (0.5, (("p", "b", "a"),))
 
     def test_examples_are_texts_with_values(self, m: Millm) -> None:
         body = m.features.get("demo-sae", RAIN).raw

@@ -9,7 +9,7 @@ from millm.activations import Activations, TextActivations
 from millm.answers import Answer, AnswerStream, Receipt, SiteEffect
 from millm.client import Millm
 from millm.directions import Method
-from millm.features import Example, Feature
+from millm.features import Example, Feature, FeatureEffect, Neighbour
 from millm.jobs import JobFailedError, Progress
 from millm.management import SAE, Corpus, Version
 from millm.places import Site
@@ -29,11 +29,13 @@ __all__ = [
     "Edit",
     "Example",
     "Feature",
+    "FeatureEffect",
     "FittedVectors",
     "JobFailedError",
     "LayerFit",
     "Method",
     "Millm",
+    "Neighbour",
     "Progress",
     "Receipt",
     "Residuals",

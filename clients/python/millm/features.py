@@ -74,6 +74,41 @@ class Feature:
 
 
 @dataclass(frozen=True)
+class Neighbour:
+    """A feature with a similar direction. ``cosine``: that of the decoder rows. ``label``: empty if there is none."""
+
+    index: int
+    label: str
+    cosine: float
+
+
+@dataclass(frozen=True)
+class FeatureEffect:
+    """What adding a feature does to the output at its calibrated strength.
+
+    ``strength``: raw, and ``strength_in_max_act`` in multiples of its largest activation: ``feature.edit(that)`` steers
+    with it. ``kl``: KL(unsteered || steered) there, in nats per token. ``relative_size``: of the step, in norms of the
+    residual. ``steers_well``: 0 to 1. ``samples``: (prompt, unsteered, steered). ``raw``: the whole object.
+    """
+
+    strength: float
+    strength_in_max_act: float | None
+    kl: float
+    relative_size: float
+    output_score: float | None
+    fluency: float | None
+    steers_well: float
+    samples: tuple[tuple[str, str, str], ...] = field(repr=False)
+    raw: Mapping[str, Any] = field(repr=False)
+
+    @classmethod
+    def read(cls, body: Mapping[str, Any]) -> FeatureEffect:
+        names = ("strength", "strength_in_max_act", "kl", "output_score", "fluency", "steers_well")
+        samples = tuple((one["prompt"], one["before"], one["after"]) for one in body["samples"])
+        return cls(**{name: body[name] for name in names}, relative_size=body["push"], samples=samples, raw=body)
+
+
+@dataclass(frozen=True)
 class Features:
     """The features of a server: :attr:`Millm.features`."""
 
@@ -105,3 +140,12 @@ class Features:
     def get(self, sae: str, index: int, *, logit_lens: bool = True) -> Feature:
         """Return a feature with its examples, and with ``logit_lens`` the tokens that it promotes and suppresses."""
         return Feature.read(self.transport.get(f"features/{sae}/{index}", logit_lens=str(logit_lens).lower()))
+
+    def neighbours(self, sae: str, index: int, *, limit: int = 10) -> list[Neighbour]:
+        """Return the features of the same SAE whose decoder rows are the most similar, most similar first."""
+        found = self.transport.get(f"features/{sae}/{index}/neighbours", limit=limit)["data"]
+        return [Neighbour(one["index"], one["label"] or "", one["cosine"]) for one in found]
+
+    def effect(self, sae: str, index: int) -> FeatureEffect:
+        """Return the measured effect of a feature. Raise openai.NotFoundError if it was not measured."""
+        return FeatureEffect.read(self.transport.get(f"features/{sae}/{index}/effect"))
