@@ -23,13 +23,14 @@ pytestmark = pytest.mark.browser
 NO_PAGES = {
     # asked for by scripts
     *("autocomplete", "jsi18n", "view_on_site", "inference_languagemodel_live", "steering_feature_lens"),
+    *("steering_feature_neighbours", "steering_feature_test"),
     *("console_playground_features", "console_playground_labels", "console_playground_draft"),
     "console_playground_feature",  # leads on to the feature's own page
     # what forms are sent to
     *("console_install_demo", "inference_languagemodel_act", "jobs_job_cancel", "jobs_job_retry"),
     *("openai_api_requestlog_export", "openai_api_requestlog_save_search", "openai_api_requestlog_delete_search"),
     *("steering_evaluation_use", "steering_feature_steer", "steering_steeringprofile_outcomes"),
-    *("steering_sae_check", "steering_sae_load", "steering_sae_unload", "steering_sae_embed"),
+    *("steering_sae_check", "steering_sae_load", "steering_sae_unload", "steering_sae_embed", "steering_sae_effects"),
     *("steering_steeringprofile_archive", "steering_steeringprofile_unarchive", "steering_steeringprofile_restore"),
     "steering_steeringprofile_confirm_import",
     # files
