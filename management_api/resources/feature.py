@@ -23,7 +23,7 @@ from steering.features.services import label_feature
 from steering.measuring.quantiles import activation_quantiles
 from steering.models import Feature, FeatureEffect
 
-NOT_LISTED = ("traffic_examples", "examples", "histogram", "band_examples", "cofiring")  # some kilobytes per row
+NOT_LISTED = ("traffic_examples", "examples", "histogram")  # some kilobytes per row
 
 
 class FeatureOut(ReadSerializer):

@@ -13,16 +13,6 @@ class Migration(migrations.Migration):
     operations = [
         migrations.AddField(
             model_name='feature',
-            name='band_examples',
-            field=models.JSONField(blank=True, default=list, help_text='Examples by band of activation: lower and upper end, and texts.'),
-        ),
-        migrations.AddField(
-            model_name='feature',
-            name='cofiring',
-            field=models.JSONField(blank=True, default=list, help_text='Features that are active on the same tokens: index and similarity.'),
-        ),
-        migrations.AddField(
-            model_name='feature',
             name='label_score',
             field=models.FloatField(blank=True, help_text='Accuracy with which the label tells where the feature is active, 0.5 to 1.', null=True),
         ),

@@ -130,12 +130,6 @@ class Feature(models.Model):
     )
     examples_source = models.CharField(max_length=200, blank=True, help_text="Corpus or import of the examples.")
     histogram = models.JSONField(null=True, blank=True, help_text="Activation histogram: bin width and counts.")
-    band_examples = models.JSONField(
-        default=list, blank=True, help_text="Examples by band of activation: lower and upper end, and texts."
-    )
-    cofiring = models.JSONField(
-        default=list, blank=True, help_text="Features that are active on the same tokens: index and similarity."
-    )
     traffic_examples = models.JSONField(
         default=list, blank=True, help_text="Examples from requests whose keys allow it."
     )

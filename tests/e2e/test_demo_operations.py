@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from asgiref.sync import async_to_sync
 
 from inference.captures import CaptureSpec, FeatureValues
@@ -114,8 +115,17 @@ def test_norm_is_kept(demo, sae):
     assert np.abs(after - before).max() > 1
 
 
+def test_the_reconstruction_takes_the_place_of_the_residual(demo, sae):
+    rebuilt = tell(demo, sae, resolve(demo, "rain-reconstruct"))
+    before, after = read(rebuilt, 0, 1), read(rebuilt, 1, 1)  # the first token is an attention sink
+    h = torch.from_numpy(before).float()
+    np.testing.assert_allclose(after, sae.decode(sae.encode(h), h).numpy(), rtol=1e-3, atol=1e-2)
+    assert np.abs(after - before).max() > 1
+
+
 def test_every_operation_is_there(sae):
-    shown = {name.removeprefix("rain-").replace("-", "_") for name in [*CHANGES, "rain-norm-preserving"]}
+    others = ("rain-norm-preserving", "rain-reconstruct")
+    shown = {name.removeprefix("rain-").replace("-", "_") for name in [*CHANGES, *others]}
     assert shown == set(OPERATIONS)
 
 

@@ -22,7 +22,7 @@ from inference.engine.cache.device_memory import DeviceMemory
 from inference.engine.config import EngineConfig
 from inference.engine.models.memory_estimate import MemoryEstimate
 from inference.engine.stats import ModelStats
-from inference.interventions import FeatureEncoder, Intervention
+from inference.interventions import FeatureEncoder, Intervention, Site
 from inference.registry.loading import ModelLoading
 from inference.steering_refs import CompiledSteering, SAERef, SteeringRef, SteeringSpec
 from tests.inference.tokenizers import qwen_tokenizer
@@ -124,6 +124,7 @@ class FakeLoaded:
     device: str = "cpu"
     hidden_size: int = 8
     grammars: object = None
+    sites: dict[Site, int] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
 
 

@@ -91,7 +91,7 @@ class LoadedModel:
     device: str
     grammars: GrammarCompiler | None  # of a generation model
     labels: tuple[str, ...] = field(default=(), kw_only=True)
-    sites: Mapping[Site, int] = field(default_factory=dict, kw_only=True)
+    sites: Mapping[Site, int] = field(default_factory=dict, kw_only=True, hash=False)
 
 
 def load_model(spec: ModelSpec) -> LoadedModel:
