@@ -78,6 +78,8 @@ export const onSend = (form, ask) => {
     }
     stop.hidden = true;
   });
+  // The page leaves it disabled: sent before this script runs, the form would open its answer as a page.
+  for (const button of form.querySelectorAll("button[type=submit]")) button.disabled = false;
 };
 
 // Shows a link that saves `data` as a file; a file that was offered before is forgotten.
