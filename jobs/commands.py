@@ -48,3 +48,9 @@ def wait_for_end(job: Job, report: Callable[[str], object], poll_s: float = POLL
         if row.has_ended:
             return row
         time.sleep(poll_s)
+
+
+def require_success(job: Job) -> None:
+    """Raise CommandError with the job's error unless it succeeded."""
+    if job.state != Job.State.SUCCEEDED:
+        raise CommandError(f"The job {job.state}. {job.error}".strip())

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from django.core.management.base import BaseCommand, CommandError
 
 from inference.models import LanguageModel
-from jobs.commands import wait_for_end
+from jobs.commands import require_success, wait_for_end
 from jobs.models import Job
 from jobs.services import enqueue_job
 
@@ -42,8 +42,8 @@ class ModelCommand(BaseCommand):
     def _report(self, job: Job, name: str, *, as_json: bool) -> None:
         if as_json:
             self.stdout.write(json.dumps({"job": str(job.pk), "state": job.state, "model": name, "error": job.error}))
-        if job.has_ended and job.state != Job.State.SUCCEEDED:
-            raise CommandError(f"The job {job.state}. {job.error}".strip())
+        if job.has_ended:
+            require_success(job)
         if not as_json:
             queued = f"Queued job {job.pk}; the running server executes it."
             self.stdout.write(self.style.SUCCESS(f"{name} {self.done}" if job.has_ended else queued))

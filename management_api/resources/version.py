@@ -135,7 +135,6 @@ class SweepInput(TextsInput):
         default=DEFAULT_CONTROLS.off_target,
         help_text="Ask multiple-choice questions about unrelated facts with and without the profile.",
     )
-
     judge = Text(
         default="",
         allow_blank=True,

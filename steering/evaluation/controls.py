@@ -44,7 +44,9 @@ class Push:
 
 
 def control_arms(subject: EvaluatedVersion, controls: Controls, factor: float, seed: int) -> Iterator[Arm]:
-    """Yield the control arms at ``factor`` times the profile's strengths. Arms that cannot be built are left out."""
+    """Yield the control arms at ``factor`` times the profile's strengths. Arms that cannot be built are left out: all
+    of equal size if the size of the profile's edits is unknown, and random features where no SAE is registered.
+    """
     pushes = pushes_of(subject, factor)
     if pushes:
         for number in range(controls.random_directions):

@@ -40,6 +40,11 @@ def sweep(job: RunningJob) -> dict[str, Any]:
     points = run.measure("points", strength_arms(subject, params))
     found = recommend(points, params)
     controls = run.measure("controls", control_arms(subject, params.controls, found.factor, params.texts.seed))
+    if left_out := params.controls.num_arms - len(controls):
+        job.log(
+            f"{left_out} of {params.controls.num_arms} controls were left out: the relative size of the profile's "
+            "edits is unknown, or no SAE with measured features is registered at their site."
+        )
     off_target = run.check_off_target(found.factor) if params.controls.off_target else None
     return {
         "version": subject.published.label,

@@ -30,7 +30,8 @@ def find_neighbours(sae: int, source: SAESource, index: int, count: int) -> list
 
     with torch.inference_mode(), borrowed_workers():
         rows = get_compiler().load_reader(source).weights.W_dec
-        cosines = torch.nn.functional.cosine_similarity(rows, rows[index : index + 1], dim=-1)
+        norms = torch.linalg.vector_norm(rows, dim=-1).clamp_min(1e-8)
+        cosines = rows @ (rows[index] / norms[index]) / norms
         cosines[index] = -2.0
         found = cosines.topk(min(count, len(rows) - 1))
         near = dict(zip(found.indices.tolist(), found.values.tolist(), strict=True))

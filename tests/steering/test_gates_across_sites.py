@@ -88,7 +88,7 @@ def seeing(loaded: LoadedModel, site: Site) -> Iterator[list[Array]]:
 def gated_reference(
     loaded: LoadedModel, prompt: Sequence[int], is_open: Callable[[list[Array]], Any], change=push, start: int = 0
 ) -> Generated:
-    """transformers' own generation, changed at LATE on tokens where ``is_open`` of the residuals of EARLY says so;
+    """transformers' own generation, changed at LATE on tokens for which ``is_open`` of EARLY's residuals is true;
     ``start``: the first place that may be changed.
     """
     with seeing(loaded, EARLY) as seen:

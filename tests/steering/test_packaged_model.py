@@ -1,4 +1,4 @@
-"""Models of packages are converted once, completely or not at all, and what is wrong is told."""
+"""Models of packages are converted once, completely or not at all, and errors name the fault."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from core.commands import MillmCommand
-from jobs.commands import wait_for_end
+from jobs.commands import require_success, wait_for_end
 from jobs.models import Job
 from openai_api.models import RequestLog
 from openai_api.request_log.replay import AS_LOGGED, start_replay
@@ -34,8 +34,7 @@ class Command(MillmCommand):
             self._report(wait_for_end(job, self.stdout.write))
 
     def _report(self, job: Job) -> None:
-        if job.state != Job.State.SUCCEEDED:
-            raise CommandError(f"The job {job.state}. {job.error}".strip())
+        require_success(job)
         self.stdout.write("Same text as before." if job.result["same_text"] else "Different text:")
         for text in job.result["texts"]:
             self.stdout.write(text)

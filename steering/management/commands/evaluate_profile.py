@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from core.commands import MillmCommand
-from jobs.commands import wait_for_end
+from jobs.commands import require_success, wait_for_end
 from jobs.models import Job
 from steering.errors import EvaluationError
 from steering.evaluation.params import (
@@ -94,8 +94,7 @@ class Command(MillmCommand):
             self._report(wait_for_end(job, self.stdout.write), options)
 
     def _report(self, job: Job, options: dict[str, Any]) -> None:
-        if job.state != Job.State.SUCCEEDED:
-            raise CommandError(f"The job {job.state}. {job.error}".strip())
+        require_success(job)
         evaluation = Evaluation.objects.select_related("version__profile").get(job=job)
         if options["output"] is not None:
             content = WRITERS[options["output"].suffix](evaluation)

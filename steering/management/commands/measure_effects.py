@@ -8,8 +8,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from core.commands import MillmCommand
-from jobs.commands import wait_for_end
-from jobs.models import Job
+from jobs.commands import require_success, wait_for_end
 from steering.effects.job import request_effects
 from steering.effects.recipe import EffectRecipe
 from steering.models import SAE
@@ -44,7 +43,6 @@ class Command(MillmCommand):
         if options["no_wait"]:
             return
         job = wait_for_end(job, self.stdout.write)
-        if job.state != Job.State.SUCCEEDED:
-            raise CommandError(f"The job {job.state}. {job.error}".strip())
+        require_success(job)
         result = job.result or {}
         self.stdout.write(self.style.SUCCESS(f"Measured {result['measured']} features of {sae}."))
