@@ -140,11 +140,28 @@ def load_standalone(model: LanguageModel) -> StandaloneModel:
     spec = spec_for(model, path)
     with enough_memory(spec.name), readable_files(spec.name, path):
         module, tokenizer = from_pretrained(spec, resolve_device(spec.device), AutoModelForCausalLM)
+        if _is_emulated(module) and _fits_widened(module):
+            module = module.float()
         num_layers = len(decoder_layers(module))
     config: Any = module.config.get_text_config()
     length = spec.max_seq_len or int(getattr(config, "max_position_embeddings", 0) or 0) or 1024
     text = ModelText(tokenizer, max_model_len=length, chat_template=model.chat_template)
     return StandaloneModel(module, text, num_layers)
+
+
+def _is_emulated(module: nn.Module) -> bool:
+    """Return whether the processor does not multiply in the dtype of the weights. Float32 is several times faster."""
+    from inference.engine.kernels.linear_kinds import is_computed
+
+    weight = next(module.parameters())
+    return weight.device.type == "cpu" and not is_computed(weight.dtype)
+
+
+def _fits_widened(module: nn.Module) -> bool:
+    """Return whether float32 weights would take at most half of the free memory."""
+    from inference.engine.cache.device_memory import machine_memory
+
+    return 4 * sum(weight.numel() for weight in module.parameters()) <= machine_memory().free // 2
 
 
 @contextmanager
