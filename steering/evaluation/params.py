@@ -94,6 +94,20 @@ DEFAULT_CONTROLS = Controls(random_directions=8, random_features=1, off_target=T
 """The controls of forms, commands and the API, unless others are given."""
 
 
+@dataclass(frozen=True)
+class Scale:
+    """How much an evaluation measures, where it is not said."""
+
+    prompts: tuple[str, ...] = NEUTRAL_PROMPTS
+    max_tokens: int = Texts.max_tokens
+    factors: tuple[float, ...] = FACTORS
+    controls: Controls = DEFAULT_CONTROLS
+
+
+QUICK = Scale(NEUTRAL_PROMPTS[:8], 24, (0.5, 1.0), Controls(random_directions=2, random_features=1))
+"""A first look: a prompt of each half from four domains, short answers, and few controls. Its intervals are wide."""
+
+
 ENDPOINT = "endpoint"
 """In place of a model's name: the endpoint of MILLM_JUDGE_BASE_URL."""
 

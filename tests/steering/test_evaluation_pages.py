@@ -470,6 +470,21 @@ def test_the_command_enqueues(version: ProfileVersion, capsys: pytest.CaptureFix
     assert jobs["steering.compare"]["other"] is None
 
 
+def test_a_quick_sweep_is_small_unless_more_is_asked_for(version: ProfileVersion) -> None:
+    sent: list[dict[str, Any]] = []
+    for options in ({}, {"quick": True}, {"quick": True, "max_tokens": 50, "off_target": True, "strengths": "3"}):
+        call_command("evaluate_profile", "sweep", "gloomy@1", model="tiny", no_wait=True, **options)
+        sent.append(Job.objects.latest("created_at").params)
+    full, quick, mixed = sent
+    assert [len(one["texts"]["prompts"]) for one in sent] == [64, 8, 8]
+    assert [one["texts"]["max_tokens"] for one in sent] == [64, 24, 50]
+    assert [len(one["factors"]) for one in sent] == [6, 2, 1]
+    assert [one["controls"]["random_directions"] for one in sent] == [8, 2, 2]
+    assert [one["controls"]["off_target"] for one in sent] == [True, False, True]
+    assert full["texts"]["prompts"][:8] == quick["texts"]["prompts"]
+    assert mixed["factors"] == [3.0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "said"),
     [

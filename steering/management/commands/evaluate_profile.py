@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
+from argparse import ArgumentParser, BooleanOptionalAction
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from django.core.management.base import CommandError
 
@@ -14,13 +14,13 @@ from jobs.commands import require_success, wait_for_end
 from jobs.models import Job
 from steering.errors import EvaluationError
 from steering.evaluation.params import (
-    DEFAULT_CONTROLS,
-    FACTORS,
+    QUICK,
     TARGETS,
     CalibrationParams,
     ComparisonParams,
     Controls,
     EvaluationParams,
+    Scale,
     SweepParams,
     Texts,
     judge_params,
@@ -31,6 +31,7 @@ from steering.evaluation.services import create_evaluation, use_calibration
 from steering.models import Evaluation, ProfileVersion
 from steering.spec.units import STRONG_PUSH
 
+T = TypeVar("T")
 DEFAULTS = Texts()
 WRITERS: dict[str, Callable[[Evaluation], str | bytes]] = {
     ".html": report_page,
@@ -52,8 +53,11 @@ class Command(MillmCommand):
         parser.add_argument("--model", required=True, help="its model")
         parser.add_argument("--other", help="compare: name@number (default: no profile)")
         parser.add_argument(
-            "--strengths", default=",".join(f"{f:g}" for f in FACTORS), help="sweep: multiples of the strength"
+            "--quick",
+            action="store_true",
+            help="a first look: 8 prompts, 24 tokens, 2 strengths and few controls, unless others are given",
         )
+        parser.add_argument("--strengths", help="sweep: multiples of the strength")
         parser.add_argument("--words", default="", help="sweep: words to count, separated by commas")
         parser.add_argument(
             "--target", default="medium", help="calibrate: nats per token, or one of " + ", ".join(TARGETS)
@@ -63,20 +67,18 @@ class Command(MillmCommand):
         )
         parser.add_argument("--use", action="store_true", help="calibrate: apply the proposed strength to the draft")
         parser.add_argument("--prompt", action="append", dest="prompts", help="repeatable")
-        parser.add_argument("--max-tokens", type=int, default=DEFAULTS.max_tokens)
+        parser.add_argument("--max-tokens", type=int)
         parser.add_argument("--temperature", type=float, default=DEFAULTS.temperature)
         parser.add_argument("--seed", type=int, default=DEFAULTS.seed)
         parser.add_argument(
             "--samples-per-prompt", type=int, default=DEFAULTS.samples_per_prompt, help="answers to each prompt"
         )
-        parser.add_argument(
-            "--random-directions", type=int, default=DEFAULT_CONTROLS.random_directions, help="sweep: control arms"
-        )
-        parser.add_argument(
-            "--random-features", type=int, default=DEFAULT_CONTROLS.random_features, help="sweep: control arms"
-        )
+        parser.add_argument("--random-directions", type=int, help="sweep: control arms")
+        parser.add_argument("--random-features", type=int, help="sweep: control arms")
         parser.add_argument("--control-system-prompt", default="", help="sweep: a control with the profile's goal")
-        parser.add_argument("--no-off-target", action="store_true", help="sweep: leave out multiple-choice questions")
+        parser.add_argument(
+            "--off-target", action=BooleanOptionalAction, help="sweep: ask multiple-choice questions, or do not"
+        )
         parser.add_argument("--judge", default="", help='sweep: a model that scores the answers, or "endpoint"')
         parser.add_argument("--concept", default="", help="sweep: what the judge looks for")
         parser.add_argument("--output", type=Path, help="write the report to a .html, .json, .csv or .png file")
@@ -107,14 +109,20 @@ class Command(MillmCommand):
 
 def _params(options: dict[str, Any]) -> EvaluationParams:
     version = _version(options["version"], options["model"])
-    prompts = DEFAULTS.prompts if options["prompts"] is None else tuple(options["prompts"])
-    samples = options["samples_per_prompt"]
-    texts = Texts(prompts, options["max_tokens"], options["temperature"], options["seed"], samples)
+    scale = QUICK if options["quick"] else Scale()
+    texts = Texts(
+        scale.prompts if options["prompts"] is None else tuple(options["prompts"]),
+        _given(options["max_tokens"], scale.max_tokens),
+        options["temperature"],
+        options["seed"],
+        options["samples_per_prompt"],
+    )
     match options["act"]:
         case "sweep":
             words = tuple(word.strip() for word in options["words"].split(",") if word.strip())
-            factors, judge = read_numbers(options["strengths"]), judge_params(options["judge"], options["concept"])
-            return SweepParams(version, texts, factors, words, _controls(options), judge)
+            factors = scale.factors if options["strengths"] is None else read_numbers(options["strengths"])
+            judge = judge_params(options["judge"], options["concept"])
+            return SweepParams(version, texts, factors, words, _controls(options, scale.controls), judge)
         case "calibrate":
             return CalibrationParams(version, texts, _target(options["target"]), options["push_cap"])
         case _:
@@ -122,13 +130,17 @@ def _params(options: dict[str, Any]) -> EvaluationParams:
             return ComparisonParams(version, other, texts)
 
 
-def _controls(options: dict[str, Any]) -> Controls:
+def _controls(options: dict[str, Any], usual: Controls) -> Controls:
     return Controls(
-        options["random_directions"],
-        options["random_features"],
+        _given(options["random_directions"], usual.random_directions),
+        _given(options["random_features"], usual.random_features),
         options["control_system_prompt"],
-        not options["no_off_target"],
+        _given(options["off_target"], usual.off_target),
     )
+
+
+def _given(value: T | None, usual: T) -> T:
+    return usual if value is None else value
 
 
 def _target(text: str) -> float:
