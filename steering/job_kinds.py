@@ -46,6 +46,18 @@ def register_kinds() -> None:
             "steering.compare", "Comparison", "steering.evaluation.comparison:run_comparison", show=_show_evaluation
         )
     )
+    register(
+        JobKind("steering.headline", "Headline KL", "steering.evaluation.headline:run_headline", show=_show_headline)
+    )
+
+
+def _show_headline(result: Mapping[str, Any]) -> SafeString:
+    if result["profile"] is None:
+        return format_html("<p>Headline KL of {}: {}</p>", result["version"], result["text"])
+    url = reverse("admin:steering_steeringprofile_change", args=[result["profile"]])
+    return format_html(
+        '<p>Headline KL of {}: {} <a href="{}">View profile</a></p>', result["version"], result["text"], url
+    )
 
 
 def _show_evaluation(result: Mapping[str, Any]) -> SafeString:

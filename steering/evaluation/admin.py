@@ -16,6 +16,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from core.errors import MillmError
+from steering.evaluation.evidence import report_md
 from steering.evaluation.headline import TEXTS as HEADLINE_TEXTS
 from steering.evaluation.report import report_csv, report_html, report_json, report_page, report_png
 from steering.evaluation.services import use_calibration
@@ -27,12 +28,16 @@ FILES: dict[str, tuple[str, Callable[[Evaluation], str | bytes]]] = {
     "json": ("application/json; charset=utf-8", report_json),
     "csv": ("text/csv; charset=utf-8", report_csv),
     "png": ("image/png", report_png),
+    "md": ("text/markdown; charset=utf-8", report_md),
 }
 
 
 def endings(evaluation: Evaluation) -> list[str]:
-    """Return the files of a report; a comparison has no plots."""
-    return [ending for ending in FILES if ending != "png" or evaluation.kind != Evaluation.Kind.COMPARISON]
+    """Return the files of a report; a comparison has no plots, and only a sweep has a table of methods."""
+    missing = set() if evaluation.kind == Evaluation.Kind.SWEEP else {"md"}
+    if evaluation.kind == Evaluation.Kind.COMPARISON:
+        missing.add("png")
+    return [ending for ending in FILES if ending not in missing]
 
 
 @admin.register(Evaluation)

@@ -7,16 +7,22 @@ shipped neutral prompts, with fixed length, temperature and seed. It is measured
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from inference.models import LanguageModel
+from jobs.running_job import RunningJob
 from steering.corpora.prompt_sets import neutral_prompts
+from steering.errors import InvalidProfileError
 from steering.evaluation.arms import Bench
 from steering.evaluation.measures import figure, to_columns
 from steering.evaluation.params import Texts
 from steering.evaluation.runner import UNSTEERED, EvaluatedVersion, EvaluationRunner, Speaker
-from steering.models import HeadlineKL
+from steering.models import Evaluation, HeadlineKL, ProfileVersion, SteeringProfile
+from steering.profiles.draft_checks import usable_edits
+from steering.profiles.drafts import draft_rows
+from steering.profiles.snapshot import DRAFT
+from steering.spec.rendering import edits_to_json, fingerprint
 
 RECIPE = "1"
 TEXTS = Texts(
@@ -34,6 +40,68 @@ def headline_kl(runner: EvaluationRunner, subject: EvaluatedVersion, check: Call
     if found is None:
         found = _measure(model, runner, subject, check)
     return {"kl": found.kl, "low": found.low, "high": found.high, "recipe": found.recipe, "text": str(found)}
+
+
+def run_headline(job: RunningJob) -> dict[str, Any]:
+    """Run the job "steering.headline": measure the headline KL of a version or a draft, unless it is known."""
+    target = job.params["version"]
+    subject = EvaluatedVersion.find(target)
+    found = headline_kl(EvaluationRunner(subject.model), subject, job.check_cancelled)
+    profile = (
+        ProfileVersion.objects.values_list("profile", flat=True).get(pk=target)
+        if isinstance(target, int)
+        else target["profile"]
+    )
+    return {"version": subject.published.label, "profile": profile, **found}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of the effect of a profile's live version or draft.
+
+    ``recommended`` is the result of the newest ``sweep``, an evaluation's primary key; both are None without one.
+    """
+
+    target: Literal["version", "draft"]
+    label: str
+    headline: HeadlineKL | None
+    sweep: int | None = None
+    recommended: str | None = None
+
+
+def profile_evidence(profile: SteeringProfile) -> list[Evidence]:
+    """Return the evidence of the live version, and of the draft if it can steer and its effect is another one."""
+    latest = profile.latest_version
+    edits = _draft_edits(profile)
+    known = {} if latest is None else {latest.fingerprint: latest}
+    prints = [*known, *([] if edits is None else [fingerprint(edits)])]
+    headlines = find_headlines(profile.model, prints)
+    sweeps = Evaluation.objects.filter(kind=Evaluation.Kind.SWEEP)
+    rows = []
+    if latest is not None:
+        found = sweeps.filter(version=latest).values_list("pk", "result__recommendation").first() or (None, None)
+        rows.append(Evidence("version", str(latest), headlines.get(latest.fingerprint), found[0], _proposal(*found)))
+    if edits is not None and fingerprint(edits) not in known:
+        of_draft = sweeps.filter(profile=profile, edits=edits_to_json(edits))
+        found = of_draft.values_list("pk", "result__recommendation").first() or (None, None)
+        headline = headlines.get(fingerprint(edits))
+        rows.append(Evidence("draft", f"{profile.name}{DRAFT}", headline, found[0], _proposal(*found)))
+    return rows
+
+
+def _draft_edits(profile: SteeringProfile) -> Any:
+    """Return the draft's edits; None if they cannot steer."""
+    try:
+        return usable_edits(profile, draft_rows(profile))
+    except InvalidProfileError:
+        return None
+
+
+def _proposal(sweep: int | None, found: dict[str, Any] | None) -> str | None:
+    """Describe a sweep's recommendation; sweeps of earlier versions have none."""
+    if sweep is None or found is None:
+        return None
+    return f"{found['factor']:g} × the strength" if found["is_found"] else "no strength qualifies"
 
 
 def find_headlines(model: LanguageModel, fingerprints: Collection[str]) -> dict[str, HeadlineKL]:

@@ -180,7 +180,14 @@ class ComparisonParams:
     texts: Texts = field(default_factory=Texts)
 
 
-EvaluationParams = SweepParams | CalibrationParams | ComparisonParams
+@dataclass(frozen=True)
+class HeadlineParams:
+    """The headline KL alone, which has a fixed recipe."""
+
+    version: int | UnpublishedEdits
+
+
+EvaluationParams = SweepParams | CalibrationParams | ComparisonParams | HeadlineParams
 
 
 def to_json(params: EvaluationParams) -> dict[str, Any]:

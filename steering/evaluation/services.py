@@ -14,7 +14,14 @@ from jobs.running_job import RunningJob
 from jobs.services import enqueue_job
 from steering.errors import EvaluationError
 from steering.evaluation.judging import check_judge
-from steering.evaluation.params import CalibrationParams, ComparisonParams, EvaluationParams, SweepParams, to_json
+from steering.evaluation.params import (
+    CalibrationParams,
+    ComparisonParams,
+    EvaluationParams,
+    HeadlineParams,
+    SweepParams,
+    to_json,
+)
 from steering.evaluation.runner import UnpublishedEdits
 from steering.models import Evaluation, ProfileVersion, SteeringProfile
 from steering.profiles.draft_checks import usable_edits
@@ -32,6 +39,7 @@ _KINDS = {
     SweepParams: ("steering.sweep", "Sweep"),
     CalibrationParams: ("steering.calibrate", "Calibrate"),
     ComparisonParams: ("steering.compare", "Compare"),
+    HeadlineParams: ("steering.headline", "Measure the headline KL of"),
 }
 
 

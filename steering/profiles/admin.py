@@ -17,8 +17,12 @@ from django.urls import path, reverse
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
+from core.errors import MillmError
 from steering import services
 from steering.errors import InvalidProfileError, SteeringError
+from steering.evaluation.headline import profile_evidence
+from steering.evaluation.params import HeadlineParams
+from steering.evaluation.services import create_evaluation, draft_target
 from steering.exchange.pages import ExchangePages
 from steering.models import ProfileReview, ProfileVersion, SteeringProfile
 from steering.profiles import lifecycle, reviews
@@ -149,6 +153,7 @@ class SteeringProfileAdmin(SharingAdmin, ExchangePages, admin.ModelAdmin):  # ty
             "unarchive": self.unarchive_view,
             "review": self.review_view,
             "outcomes": require_POST(self.outcomes_view),
+            "measure": require_POST(self.measure_view),
         }
         numbered: dict[str, Callable[..., HttpResponse]] = {
             "restore": self.restore_view,
@@ -187,6 +192,7 @@ class SteeringProfileAdmin(SharingAdmin, ExchangePages, admin.ModelAdmin):  # ty
         }
         if profile is not None:
             context |= {"versions": version_rows(profile), "draft_state": draft_state(profile)}
+            context["evidence"] = profile_evidence(profile)
         return super().change_view(request, object_id, form_url, context)
 
     def response_add(
@@ -206,6 +212,20 @@ class SteeringProfileAdmin(SharingAdmin, ExchangePages, admin.ModelAdmin):  # ty
         profile = self._editable_profile(request, object_id)
         previews = edit_previews(profile, read_cards(self._formsets(request, profile)))
         return JsonResponse({"cards": [preview.to_json() for preview in previews]})
+
+    def measure_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Enqueue a job that measures the headline KL of the live version or the draft."""
+        profile = self._editable_profile(request, object_id)
+        latest = profile.latest_version
+        try:
+            is_live = request.POST.get("target") == "version" and latest is not None
+            target = latest.pk if is_live and latest else draft_target(profile=profile)
+            job = create_evaluation(params=HeadlineParams(target), owner=_user(request))
+        except MillmError as error:
+            self.message_user(request, str(error), messages.ERROR)
+            return HttpResponseRedirect(_url("change", profile))
+        self.message_user(request, f'Queued "{job}". The figure will appear on the profile\'s page.', messages.SUCCESS)
+        return HttpResponseRedirect(reverse("admin:jobs_job_change", args=[job.pk]))
 
     def unsaved_draft(self, request: HttpRequest, object_id: str) -> UnsavedDraft:
         """Return the draft that saving the posted form would make. Nothing is written.

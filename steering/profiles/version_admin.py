@@ -112,7 +112,7 @@ class ProfileVersionAdmin(ReadOnlyAdmin):
     @admin.display(description="headline KL")
     def headline(self, version: ProfileVersion) -> SafeString:
         found = find_headlines(version.profile.model, [version.fingerprint]).get(version.fingerprint)
-        words = "not measured yet; any evaluation measures it" if found is None else str(found)
+        words = "not measured yet; the profile's page measures it" if found is None else str(found)
         recipe = reverse("admin:steering_evaluation_recipe")
         return format_html('{} (<a href="{}">how it is measured</a>)', words, recipe)
 

@@ -30,6 +30,7 @@ NO_PAGES = {
     *("console_install_demo", "inference_languagemodel_act", "jobs_job_cancel", "jobs_job_retry"),
     *("openai_api_requestlog_export", "openai_api_requestlog_save_search", "openai_api_requestlog_delete_search"),
     *("steering_evaluation_use", "steering_feature_steer", "steering_steeringprofile_outcomes"),
+    "steering_steeringprofile_measure",
     *("steering_sae_check", "steering_sae_load", "steering_sae_unload", "steering_sae_embed", "steering_sae_effects"),
     *("steering_steeringprofile_archive", "steering_steeringprofile_unarchive", "steering_steeringprofile_restore"),
     "steering_steeringprofile_confirm_import",

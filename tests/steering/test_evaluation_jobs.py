@@ -29,7 +29,15 @@ from steering.evaluation.comparison import read_params as read_comparison
 from steering.evaluation.controls import control_arms
 from steering.evaluation.headline import find_headlines, headline_key
 from steering.evaluation.measures import from_columns
-from steering.evaluation.params import CalibrationParams, ComparisonParams, Controls, JudgeParams, SweepParams, Texts
+from steering.evaluation.params import (
+    CalibrationParams,
+    ComparisonParams,
+    Controls,
+    HeadlineParams,
+    JudgeParams,
+    SweepParams,
+    Texts,
+)
 from steering.evaluation.runner import (
     UNSTEERED,
     EvaluatedVersion,
@@ -173,6 +181,9 @@ def test_the_headline_kl_is_measured_once_and_is_the_same_everywhere(demo: None)
     again = Evaluation.objects.get(job=run(create_evaluation(params=params))).result["headline"]
     assert again == first, "stored, not measured again"
     assert HeadlineKL.objects.count() == 1
+    for target in (row.pk, draft_target(profile=row.profile)):  # the draft has the version's effect
+        job = run(create_evaluation(params=HeadlineParams(target)))
+        assert (job.result["kl"], job.result["profile"]) == (kept.kl, row.profile_id)
     LanguageModel.objects.update(revision="another")
     assert not find_headlines(LanguageModel.objects.get(), [row.fingerprint])
 

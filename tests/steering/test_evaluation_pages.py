@@ -25,6 +25,8 @@ from steering.evaluation.headline import RECIPE, headline_key
 from steering.evaluation.plot import Plot
 from steering.evaluation.report import pooled_controls, report_csv, report_html, report_json, report_page
 from steering.models import Evaluation, HeadlineKL, ProfileVersion, SteeringProfile
+from steering.spec.parsing import parse_edits
+from steering.spec.rendering import fingerprint
 
 EVIL = "<script>alert(1)</script>"
 FORMULA = '=HYPERLINK("http://x")'
@@ -377,6 +379,55 @@ def test_the_headline_kl_is_on_the_version_s_page_and_in_its_reports(admin: Clie
         assert "Headline KL of gloomy@1: <strong>0.312 (0.25 to 0.5) nats per token</strong>" in text
     for result in RESULTS.values():
         assert "headline" not in result, "reports of earlier versions have none"
+
+
+def test_a_profile_s_page_shows_what_was_measured_and_measures(admin: Client, version: ProfileVersion) -> None:
+    profile = version.profile
+    change = reverse("admin:steering_steeringprofile_change", args=[profile.pk])
+    measure = reverse("admin:steering_steeringprofile_measure", args=[profile.pk])
+
+    def rows() -> list[str]:
+        html = admin.get(change).content.decode()
+        part = html.partition('id="evidence"')[2].partition("</table>")[0].partition("<tbody>")[2]
+        return [re.sub(r"<[^>]+>|\s+", " ", row) for row in part.split("</tr>")[:-1]]
+
+    (live,) = rows()  # the draft has the same effect
+    assert "gloomy@1" in live
+    assert "not measured yet" in live
+    assert "no sweep yet" in live
+    assert admin.get(measure).status_code == 405
+    admin.post(measure, {"target": "version"})
+    assert Job.objects.get().params == {"version": version.pk}
+
+    keep_headline(version, 0.3125, 0.25, 0.5)
+    found = {"factor": 0.5, "is_found": True, "effect": "words", "is_split": True, "reason": "Because."}
+    Evaluation.objects.create(kind="sweep", version=version, result=sweep_result(recommendation=found))
+    profile.edits.update(strength=0.25)
+    live, draft = rows()
+    assert "0.312 (0.25 to 0.5) nats per token" in live
+    assert "0.5 × the strength" in live
+    assert "Measure " not in live
+    assert "Draft" in draft
+    assert "not measured yet" in draft
+    admin.post(measure, {"target": "draft"})
+    sent = Job.objects.latest("created_at").params["version"]
+    assert (sent["profile"], sent["label"]) == (profile.pk, "gloomy@draft")
+    key = headline_key(profile.model, fingerprint(parse_edits(sent["edits"])))
+    HeadlineKL.objects.create(**key, kl=0.125, low=0.1, high=0.2, result={})
+    assert "0.125 (0.1 to 0.2) nats per token" in rows()[1]
+
+    profile.edits.all().delete()
+    assert len(rows()) == 1, "a draft without edits cannot be measured"
+    answer = admin.post(measure, {"target": "draft"}, follow=True)
+    assert "has no edits" in answer.content.decode()
+
+
+def test_only_editors_measure(version: ProfileVersion) -> None:
+    viewer = User.objects.create_user("eve", is_staff=True)
+    viewer.user_permissions.add(*Permission.objects.filter(codename__in=("view_steeringprofile", "see_all_profiles")))
+    url = reverse("admin:steering_steeringprofile_measure", args=[version.profile.pk])
+    assert client_of(viewer).post(url, {"target": "version"}).status_code == 403
+    assert not Job.objects.exists()
 
 
 def keep_headline(version: ProfileVersion, kl: float | None, low: float, high: float) -> HeadlineKL:

@@ -13,6 +13,7 @@ from core.commands import MillmCommand
 from jobs.commands import require_success, wait_for_end
 from jobs.models import Job
 from steering.errors import EvaluationError
+from steering.evaluation.evidence import report_md
 from steering.evaluation.params import (
     QUICK,
     TARGETS,
@@ -38,6 +39,7 @@ WRITERS: dict[str, Callable[[Evaluation], str | bytes]] = {
     ".json": report_json,
     ".csv": report_csv,
     ".png": report_png,
+    ".md": report_md,
 }
 
 
@@ -81,7 +83,7 @@ class Command(MillmCommand):
         )
         parser.add_argument("--judge", default="", help='sweep: a model that scores the answers, or "endpoint"')
         parser.add_argument("--concept", default="", help="sweep: what the judge looks for")
-        parser.add_argument("--output", type=Path, help="write the report to a .html, .json, .csv or .png file")
+        parser.add_argument("--output", type=Path, help="write the report to a .html, .json, .csv, .png or .md file")
         parser.add_argument("--no-wait", action="store_true", help="only enqueue the job")
 
     def handle(self, **options: Any) -> None:
