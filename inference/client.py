@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from core.runtime import Service, runtime
+from inference.analyses import AttributionEvent, AttributionRequest, LensEvent, LensRequest
 from inference.captures import CaptureSpec, Projections, Residuals
 from inference.engine.config import EngineConfig
 from inference.engine.errors import (
@@ -50,6 +51,7 @@ from inference.engine.messages import (
 )
 from inference.engine.stats import Distribution, EngineState, EngineStats, ModelStats
 from inference.event_stream import MAX_EVENTS, SPARE_EVENTS, LocalEventStream, post
+from inference.interventions import FeatureDecoder
 from inference.steering_refs import STEERING_COMPILER, CompiledSteering, SAERef, SteeringRef, SteeringSpec
 
 __all__ = [
@@ -57,6 +59,8 @@ __all__ = [
     "ENGINE_CLIENT",
     "MAX_EVENTS",
     "SPARE_EVENTS",
+    "AttributionEvent",
+    "AttributionRequest",
     "CaptureEvent",
     "Distribution",
     "DivergenceEvent",
@@ -72,6 +76,8 @@ __all__ = [
     "FailedEvent",
     "FinishedEvent",
     "GenerationRequest",
+    "LensEvent",
+    "LensRequest",
     "LocalEngineClient",
     "ModelNotAttachedError",
     "ModelStats",
@@ -260,7 +266,11 @@ async def _compiled(spec: SteeringSpec) -> CompiledSteering:
 
 async def _with_weights(request: Request) -> Request:
     """Return the request with the weights that it names."""
-    if isinstance(request, EmbeddingRequest):
+    if isinstance(request, EmbeddingRequest | LensRequest):
+        return request
+    if isinstance(request, AttributionRequest):
+        if isinstance(request.reader, SAERef):
+            request = dataclasses.replace(request, reader=await _loaded_reader(request.reader))
         return request
     if request.steering is not None and request.intervention is None:
         compiled = await _compiled(request.steering.spec)
@@ -275,11 +285,14 @@ async def _with_reader(capture: CaptureSpec) -> CaptureSpec:
     probe = capture.probe
     if isinstance(probe, Residuals | Projections) or not isinstance(probe.reader, SAERef):
         return capture
-    compiler = runtime.get(STEERING_COMPILER)
-    reader = compiler.find_reader(probe.reader)
-    if reader is None:
-        reader = await asyncio.to_thread(compiler.reader, probe.reader)
+    reader = await _loaded_reader(probe.reader)
     return dataclasses.replace(capture, probe=dataclasses.replace(probe, reader=reader))
+
+
+async def _loaded_reader(ref: SAERef) -> FeatureDecoder:
+    compiler = runtime.get(STEERING_COMPILER)
+    reader = compiler.find_reader(ref)
+    return await asyncio.to_thread(compiler.reader, ref) if reader is None else reader
 
 
 def _no_engine() -> EngineClient:

@@ -145,6 +145,16 @@ class FeatureEncoder(FeatureReader, Protocol):
         """Return activations ``[tokens, d_sae]`` float32 for ``[tokens, d_in]`` float32."""
 
 
+class FeatureDecoder(FeatureEncoder, Protocol):
+    """An SAE that can reconstruct what it reads."""
+
+    def decode(self, activations: Tensor, h: Tensor) -> Tensor:
+        """Return the reconstruction ``[tokens, d]`` of activations ``[tokens, d_sae]``, normalised as for ``h``.
+
+        Differentiable with respect to the activations.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """The tokens with ``after <= index < first``. Each phase counts its own tokens from 0.

@@ -13,13 +13,13 @@ from typing import Self
 
 from inference.client import (
     EmbeddingEvent,
-    EmbeddingRequest,
     EngineClient,
     EngineError,
     Event,
     EventStream,
     FailedEvent,
     FinishedEvent,
+    GenerationRequest,
     QueueFullError,
     Request,
 )
@@ -37,6 +37,8 @@ _FAILURES: dict[str, tuple[int, float | None, str | None]] = {
     "no_token_allowed": (400, None, None),
     "grammar_failed": (400, None, None),
     "sae_mismatch": (409, None, "profile"),
+    "model_not_differentiable": (400, None, "model"),
+    "not_finite": (400, None, None),
 }
 
 
@@ -178,7 +180,7 @@ def vectors_of(collected: Iterable[Iterable[Event]]) -> list[bytes]:
 
 def _is_steered(request: Request, event: FinishedEvent) -> bool:
     """Return whether the request's steering was applied exactly as compiled, at every expected site."""
-    if isinstance(request, EmbeddingRequest) or request.fingerprint is None:
+    if not isinstance(request, GenerationRequest) or request.fingerprint is None:
         return True
     receipt = event.receipt
     if receipt is None or receipt.fingerprint != request.fingerprint:

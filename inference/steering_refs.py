@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from core.runtime import Service
-from inference.interventions import FeatureEncoder, Intervention
+from inference.interventions import FeatureDecoder, Intervention
 from inference.segments import Segment
 
 
@@ -103,10 +103,10 @@ class SteeringCompiler(Protocol):
     def compile(self, spec: SteeringSpec) -> CompiledSteering:
         """Return the result, compiled if needed (slow). Raise MillmError, as the app :mod:`steering` defines them."""
 
-    def find_reader(self, sae: SAERef) -> FeatureEncoder | None:
+    def find_reader(self, sae: SAERef) -> FeatureDecoder | None:
         """Return the weights if they are loaded, at once."""
 
-    def reader(self, sae: SAERef) -> FeatureEncoder:
+    def reader(self, sae: SAERef) -> FeatureDecoder:
         """Return the weights, loaded if needed (slow). Raise MillmError if they are not available."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from inference.engine.cache.policy import Growth
@@ -18,43 +18,10 @@ from inference.engine.messages import Delivery, Event, FailedEvent, Request
 from inference.engine.model_engine import ModelEngine
 from inference.engine.models.load_faults import enough_memory
 from inference.engine.models.loader import LoadedModel
+from inference.engine.scheduling.rotation import BACKGROUND_WEIGHT, Rotation
 from inference.engine.stats import ModelStats
 
 logger = logging.getLogger(__name__)
-MAX_LAG_S = 0.5
-BACKGROUND_WEIGHT = 4.0  # a background step counts as this many foreground steps
-
-
-class Rotation:
-    """Chooses the model that takes the next step, so that all models with work get the same time.
-
-    A step with a long prompt takes far longer than one that only decodes, so taking turns would give nearly all the
-    time to models with long prompts. The model that has had the least time goes next (start-time fair queueing, Goyal
-    et al. 1996, with equal weights), as long as no other model waits for more than ``max_lag_s`` because of it.
-
-    Used by the engine thread only: call :meth:`note` with the duration of a step, then :meth:`next`.
-    """
-
-    def __init__(self, max_lag_s: float = MAX_LAG_S) -> None:
-        self._max_lag_s = max_lag_s
-        self._used_s: dict[str, float] = {}  # of models with work; only differences mean something
-
-    def next(self, with_work: Collection[str]) -> str:
-        """Return the model with work that has had the least time. At least one must have work."""
-        self._enter(with_work)
-        return min(with_work, key=self._used_s.__getitem__)
-
-    def note(self, name: str, seconds: float) -> None:
-        """Record a step's duration. No model is owed more than ``max_lag_s``, or the others would stall."""
-        used = self._used_s[name] = self._used_s[name] + seconds
-        for other, its in self._used_s.items():
-            self._used_s[other] = max(its, used - self._max_lag_s)
-
-    def _enter(self, with_work: Collection[str]) -> None:
-        """Let models that had no work start level with the one that had the least time. Idle time is not saved up."""
-        staying = {name: used for name, used in self._used_s.items() if name in with_work}
-        start = min(staying.values(), default=0.0)
-        self._used_s = {name: staying.get(name, start) for name in with_work}
 
 
 class SteppedModel(Protocol):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from inference.analyses import AnalysisEvent, AnalysisRequest
 from inference.captures import ActivationCapture, CaptureSpec
 from inference.interventions import InertEdit, Intervention, Removal, Site
 from inference.segments import ANSWER_ONLY, SegmentRules
@@ -169,7 +170,7 @@ class GenerationRequest:
         return 2 * num_tokens + len(self.prompt_token_ids) if self.captures else num_tokens
 
 
-Request = GenerationRequest | EmbeddingRequest
+Request = GenerationRequest | EmbeddingRequest | AnalysisRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +328,7 @@ Event = (
     | CaptureEvent
     | TokensEvent
     | EmbeddingEvent
+    | AnalysisEvent
     | FinishedEvent
     | FailedEvent
 )

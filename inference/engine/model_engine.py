@@ -11,7 +11,9 @@ from functools import partial
 import numpy as np
 import torch
 
+from inference.analyses import AnalysisRequest
 from inference.captures import ActivationCapture
+from inference.engine.analysis.queue import AnalysisQueue
 from inference.engine.cache.plan import make_cache
 from inference.engine.cache.policy import CacheCounts, Growth
 from inference.engine.config import EngineConfig
@@ -39,6 +41,7 @@ from inference.engine.sampling.sampler import note_token
 from inference.engine.scheduling.admission import Admission, ContinuousAdmission, StaticAdmission
 from inference.engine.scheduling.chunk_isolation import chunk_isolation
 from inference.engine.scheduling.intake import RequestIntake
+from inference.engine.scheduling.rotation import BACKGROUND_WEIGHT, Rotation
 from inference.engine.scheduling.scheduler import Chunk, Scheduler
 from inference.engine.scheduling.sequence import Sequence, SequenceFault, SequenceState, blaming
 from inference.engine.stats import ModelLimits, ModelStats
@@ -47,13 +50,17 @@ from inference.text.grammar import GrammarError
 logger = logging.getLogger(__name__)
 
 UNEXPECTED = "The server failed on this request."
+BATCH, ANALYSES = "batch", "analyses"
 ALL_FORBIDDEN = "No token is allowed at this position: the request's constraints forbid the whole vocabulary."
 
 
 class ModelEngine:
-    """One generation model. Used by the engine thread only."""
+    """One generation model. Used by the engine thread only.
 
-    request_type = GenerationRequest
+    Analyses run in units between the steps of the batch, with a background share of the time.
+    """
+
+    request_type = GenerationRequest | AnalysisRequest
 
     def __init__(self, loaded: LoadedModel, config: EngineConfig, accelerate: Accelerate = accelerate) -> None:
         self._loaded = loaded
@@ -76,9 +83,15 @@ class ModelEngine:
         self._intake = RequestIntake(loaded, self.max_seq_len, config.seed)
         self._prompt_logprobs: dict[Sequence, list[TokenLogprob | None]] = {}
         self._comparisons = Comparisons()
+        self._analyses = AnalysisQueue(loaded)
+        self._rotation = Rotation()
 
     @property
     def has_work(self) -> bool:
+        return bool(self._has_sequences or self._analyses)
+
+    @property
+    def _has_sequences(self) -> bool:
         return bool(self._scheduler.num_running or self._scheduler.num_waiting)
 
     @property
@@ -87,7 +100,7 @@ class ModelEngine:
 
     def seconds_to_wait(self) -> float:
         """Return the seconds until a step can run: 0 unless static batching waits for its batch to fill."""
-        return self._scheduler.seconds_to_wait()
+        return 0.0 if self._analyses else self._scheduler.seconds_to_wait()
 
     @property
     def num_running(self) -> int:
@@ -118,7 +131,7 @@ class ModelEngine:
 
     @property
     def num_waiting(self) -> int:
-        return self._scheduler.num_waiting
+        return self._scheduler.num_waiting + len(self._analyses)
 
     def stats(self) -> ModelStats:
         """Return statistics. Callable from any thread."""
@@ -153,8 +166,10 @@ class ModelEngine:
         if self._limits.device == "cpu":
             self._scheduler.limit_growth(growth)
 
-    def add(self, request: GenerationRequest, sink: object, submitted_at: float) -> list[Delivery]:
+    def add(self, request: GenerationRequest | AnalysisRequest, sink: object, submitted_at: float) -> list[Delivery]:
         """Queue a request. Return its failure if it cannot run."""
+        if not isinstance(request, GenerationRequest):
+            return self._analyses.add(request, sink, submitted_at)
         try:
             problem = self._intake.validate(request)
             if problem is not None:
@@ -179,17 +194,29 @@ class ModelEngine:
 
     def cancel(self, sink: object) -> list[Delivery]:
         mine = [s for s in self._scheduler.sequences() if s.sink is sink]
-        return [d for s in mine for d in self._guarded(s, partial(self._finish, s, "cancelled"))]
+        cancelled = [d for s in mine for d in self._guarded(s, partial(self._finish, s, "cancelled"))]
+        return [*cancelled, *self._analyses.cancel(sink)]
 
     def fail_all(self, code: str, text: str) -> list[Delivery]:
-        return [d for s in list(self._scheduler.sequences()) for d in self._fail(s, code, text)]
+        failed = [d for s in list(self._scheduler.sequences()) for d in self._fail(s, code, text)]
+        return [*failed, *self._analyses.fail_all(code, text)]
+
+    def step(self) -> list[Delivery] | None:
+        """Run one forward pass of the batch, or one unit of an analysis. Return None if nothing can run yet."""
+        work = [name for name, waits in ((BATCH, self._has_sequences), (ANALYSES, self._analyses)) if waits]
+        chosen = self._rotation.next(work) if work else BATCH
+        began_at = time.perf_counter()
+        deliveries = self._step_batch() if chosen == BATCH else self._analyses.step()
+        if work:
+            seconds = time.perf_counter() - began_at
+            self._rotation.note(chosen, seconds if chosen == BATCH else BACKGROUND_WEIGHT * seconds)
+        if deliveries is None and self._analyses:
+            return self._analyses.step()  # the batch waits to fill
+        return deliveries
 
     @torch.inference_mode()  # what a step makes, such as the counts for penalties, is updated after it
-    def step(self) -> list[Delivery] | None:
-        """Run one forward pass. An exception fails the sequences that cause it; the others continue.
-
-        Return None if nothing can run yet.
-        """
+    def _step_batch(self) -> list[Delivery] | None:
+        """Run one forward pass. An exception fails the sequences that cause it; the others continue."""
         try:
             chunks = self._scheduler.schedule()
         except SequenceFault as fault:

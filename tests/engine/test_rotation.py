@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from inference.engine.attached_models import Rotation
 from inference.engine.config import EngineConfig
 from inference.engine.loop import EngineLoop
+from inference.engine.scheduling.rotation import Rotation
 from tests.builders import build_request
 from tests.engine.test_loop import Mailbox
 

@@ -8,6 +8,8 @@ maps tokens to sequences. Single tokens come first in a step, then chunks of pro
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,8 +69,15 @@ class LayoutProbe:
         self.layouts: dict[int, LayerLayout] = {}
 
 
+class WholeText:
+    """A replacement for a batch: the step is one text from its start, without a cache, by differentiable operations."""
+
+
+Batch = PackedBatch | LayoutProbe | WholeText
+
+
 class _UnderWay(threading.local):
-    batch: PackedBatch | LayoutProbe | None = None
+    batch: Batch | None = None
 
 
 _under_way = _UnderWay()
@@ -84,6 +93,16 @@ def drop_batch(*_: Any) -> None:
     _under_way.batch = None
 
 
+@contextmanager
+def whole_text() -> Iterator[WholeText]:
+    """Let layers that are called one by one in the block attend to one whole text."""
+    _under_way.batch = text = WholeText()
+    try:
+        yield text
+    finally:
+        _under_way.batch = None
+
+
 def packed_attention(
     module: torch.nn.Module,
     query: Tensor,  # [1, heads, tokens, head_dim]
@@ -91,7 +110,7 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    packed_batch: PackedBatch | LayoutProbe | None = None,
+    packed_batch: Batch | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -114,7 +133,26 @@ def packed_attention(
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     look = AttentionParams(scale, sliding_window or 0, softcap or 0.0, None if s_aux is None else s_aux.float())
+    if isinstance(packed_batch, WholeText):
+        return _attend_whole(query[0], key[0], value[0], look).unsqueeze(0), None
     return _attend_all(layer, query[0], key[0], value[0], packed_batch, look).unsqueeze(0), None
+
+
+def _attend_whole(query: Tensor, key: Tensor, value: Tensor, look: AttentionParams) -> Tensor:
+    """Attend in float32: ``[heads, tokens, d]`` -> ``[tokens, heads, d]``."""
+    group, num_tokens = query.shape[0] // key.shape[0], query.shape[1]
+    key, value = (x.float().repeat_interleave(group, 0) for x in (key, value))
+    scores = query.float() @ key.transpose(1, 2) * look.scale
+    if look.softcap:
+        scores = look.softcap * torch.tanh(scores / look.softcap)
+    places = torch.arange(num_tokens, device=query.device)
+    distance = places.unsqueeze(1) - places
+    hidden = (distance < 0) | (distance >= (look.window or num_tokens))
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if look.sinks is not None:
+        scores = torch.cat([scores, look.sinks.view(-1, 1, 1).expand(-1, num_tokens, 1)], dim=-1)
+    weights = scores.softmax(-1)[..., :num_tokens]
+    return (weights @ value).to(query.dtype).transpose(0, 1)
 
 
 def _attend_all(

@@ -1,7 +1,7 @@
 """Norms, MLPs and attention modules whose small operations run as one kernel each.
 
 A transformers module is recognised by its submodules. The fused form replaces it only if both give the same result for
-the same random input.
+the same random input. Inputs that require a gradient take the original, because the kernels have no autograd.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def norm_forward(child: nn.Module) -> Forward | None:
 
 
 def _run_norm(norm: FusedNorm, original: Forward, hidden_states: Tensor) -> Tensor:
-    if hidden_states.dtype is not norm.weight.dtype or hidden_states.stride(-1) != 1:
+    is_like_weight = hidden_states.dtype is norm.weight.dtype and hidden_states.stride(-1) == 1
+    if hidden_states.requires_grad or not is_like_weight:
         return original(hidden_states)  # type: ignore[no-any-return]
     return norm(hidden_states)
 
@@ -93,8 +94,11 @@ class FusedMlp:
 
     module: Any
     activation: str
+    original: Forward
 
     def __call__(self, x: Tensor) -> Tensor:
+        if x.requires_grad:
+            return self.original(x)  # type: ignore[no-any-return]
         gate, up = self.module.gate_proj(x), self.module.up_proj(x)
         mixed = torch.ops.millm_native.gate_mul.default(gate.flatten(0, -2), up.flatten(0, -2), self.activation)
         out: Tensor = self.module.down_proj(mixed.view(*gate.shape[:-1], -1))
@@ -106,7 +110,7 @@ def mlp_forward(child: Any, dtype: torch.dtype) -> Forward | None:
     if not all(isinstance(p, nn.Module) and hasattr(p, "in_features") for p in parts):
         return None
     x = random_input(1, PROBE_ROWS, child.gate_proj.in_features, dtype=dtype)
-    candidates = (FusedMlp(child, activation) for activation in ACTIVATIONS)
+    candidates = (FusedMlp(child, activation, child.forward) for activation in ACTIVATIONS)
     return next((mlp for mlp in candidates if agree(partial(child.forward, x), partial(mlp, x))), None)
 
 
@@ -136,7 +140,11 @@ class FusedAttention:
     ) -> tuple[Tensor, Tensor | None]:
         name = self.module.config._attn_implementation  # type: ignore[union-attr]
         is_packed = name in {attention.NAME, PROBE} and past_key_values is None and hidden_states.shape[0] == 1
-        if not is_packed or not rotates_whole_heads(position_embeddings, self.module.head_dim):
+        if (
+            hidden_states.requires_grad
+            or not is_packed
+            or not rotates_whole_heads(position_embeddings, self.module.head_dim)
+        ):
             return self.original(  # type: ignore[no-any-return]
                 hidden_states=hidden_states,
                 position_embeddings=position_embeddings,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +36,10 @@ class Operands:
 
 
 class FastLinear(nn.Module):
-    """A linear with the sizes and bias of ``nn.Linear``, and the weight in another form."""
+    """A linear with the sizes and bias of ``nn.Linear``, and the weight in another form.
+
+    The kernels have no autograd, so an input that requires a gradient takes :class:`_WithInputGradient`.
+    """
 
     bias: Tensor | None
 
@@ -43,12 +48,46 @@ class FastLinear(nn.Module):
         self.out_features, self.in_features = weight.shape
         self.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
 
+    def forward(self, x: Tensor) -> Tensor:
+        return _WithInputGradient.apply(x, self) if x.requires_grad else self.multiply(x)
+
+    @abstractmethod
+    def multiply(self, x: Tensor) -> Tensor:
+        """Return ``x W^T + b`` for ``[..., in]``."""
+
+    @abstractmethod
+    def weight_parts(self) -> Iterator[Tensor]:
+        """Yield the weight as float32, some rows ``[n, in]`` at a time."""
+
     def operands(self) -> Operands | None:
         """Return the arguments of our products; None if they do not support this kind of weight."""
         return None
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+class _WithInputGradient(torch.autograd.Function):
+    """The product of a :class:`FastLinear`, differentiable with respect to its input. The weight is frozen."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, linear: FastLinear) -> Tensor:
+        ctx.linear = linear
+        return linear.multiply(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        """Return ``grad W``, computed in float32 and rounded once."""
+        wide, end = grads[0].float(), 0
+        found = wide.new_zeros(*wide.shape[:-1], ctx.linear.in_features)
+        for part in ctx.linear.weight_parts():
+            start, end = end, end + len(part)
+            found += wide[..., start:end] @ part
+        return found.to(grads[0].dtype), None
+
+
+def _float_parts(weight: Tensor) -> Iterator[Tensor]:
+    return (part.float() for part in torch.split(weight, WIDENED_AT_ONCE))
 
 
 class PackedLinear(FastLinear):
@@ -61,9 +100,12 @@ class PackedLinear(FastLinear):
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), PACKED_FOR_ROWS)
         self.register_buffer("packed", packed, persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
         out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")
         return out
+
+    def weight_parts(self) -> Iterator[Tensor]:
+        return _float_parts(self.packed.to_dense())
 
 
 PACKED_FOR_ROWS = 16  # a hint to oneDNN; the layout works for any number
@@ -92,9 +134,12 @@ class RowsLinear(FastLinear):
         self._is_computed = is_computed(weight.dtype)
         self._few_rows = FEW_ROWS if self._is_computed else FEW_WIDENED_ROWS
 
-    def forward(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features)
         return self._product(rows).view(*x.shape[:-1], self.out_features)
+
+    def weight_parts(self) -> Iterator[Tensor]:
+        return _float_parts(self.weight)
 
     def operands(self) -> Operands | None:
         return Operands([self.weight], self.bias, self._few_rows) if native.active().has_products else None
@@ -150,8 +195,11 @@ class PlainLinear(FastLinear):
         super().__init__(weight, bias)
         self.register_buffer("weight", weight.detach(), persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
         return functional.linear(x, self.weight, self.bias)
+
+    def weight_parts(self) -> Iterator[Tensor]:
+        return _float_parts(self.weight)
 
 
 class Int8Linear(FastLinear):
@@ -170,9 +218,13 @@ class Int8Linear(FastLinear):
         self.register_buffer("sums", torch.cat(sums), persistent=False)
         self._few_rows = INT16_ROWS if native.active().has_int16 else FEW_INT8_ROWS
 
-    def forward(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features)
         return self._product(rows).view(*x.shape[:-1], self.out_features)
+
+    def weight_parts(self) -> Iterator[Tensor]:
+        scales = torch.split(self.scales.unsqueeze(1), WIDENED_AT_ONCE)
+        return (part * scale for part, scale in zip(_float_parts(self.weight), scales, strict=True))
 
     def operands(self) -> Operands | None:
         has_kernel = native.active().has_products
