@@ -11,6 +11,9 @@ from typing import Any
 from django.http.response import HttpResponseBase
 from django.urls import re_path
 
+from openai_api.analysis.attribution import create_attribution
+from openai_api.analysis.lens import create_logit_lens
+from openai_api.analysis.schemas import AttributionBody, AttributionRequest, LogitLensBody, LogitLensRequest
 from openai_api.decisions.endpoint import create_decision
 from openai_api.decisions.schemas import DecisionBody, DecisionRequest
 from openai_api.endpoints.anthropic_batches import (
@@ -327,6 +330,12 @@ ROUTES = (
     _features("POST", "/v1/residuals", read_residuals, "readResiduals", "Read residuals",
         request=ResidualsRequest, response=ResidualsBody, is_steered=True, errors=(409, 504),
         returns="Residuals by input and site; with `response_format`, a safetensors or npz file."),
+    _features("POST", "/v1/logit_lens", create_logit_lens, "createLogitLens",
+        "Predict the next token from each layer", request=LogitLensRequest, response=LogitLensBody, is_steered=True,
+        returns="The most likely next tokens by token and layer.", errors=(409, 504)),
+    _features("POST", "/v1/attribution", create_attribution, "createAttribution",
+        "Attribute a token to features", request=AttributionRequest, response=AttributionBody, is_steered=True,
+        returns="Attributions, largest first; with `response_format`, a graph of circuit-tracer.", errors=(409, 504)),
     _features("POST", "/v1/features/contrast", contrast_features, "contrastFeatures",
         "Find features that separate two sets of texts", request=FeatureContrastRequest,
         response=FeatureContrastBody, returns="Features, largest effect on the texts first.",

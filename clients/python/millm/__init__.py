@@ -6,6 +6,7 @@ Start with :class:`Millm`.
 from __future__ import annotations
 
 from millm.activations import Activations, TextActivations
+from millm.analyses import Attribution, FeatureNode, LayerPrediction, LogitLens, TokenLens
 from millm.answers import Answer, AnswerStream, Receipt, SiteEffect
 from millm.client import Millm
 from millm.directions import Method
@@ -25,14 +26,18 @@ __all__ = [
     "Activations",
     "Answer",
     "AnswerStream",
+    "Attribution",
     "Corpus",
     "Edit",
     "Example",
     "Feature",
     "FeatureEffect",
+    "FeatureNode",
     "FittedVectors",
     "JobFailedError",
     "LayerFit",
+    "LayerPrediction",
+    "LogitLens",
     "Method",
     "Millm",
     "Neighbour",
@@ -45,6 +50,7 @@ __all__ = [
     "Sweep",
     "SweepRow",
     "TextActivations",
+    "TokenLens",
     "Version",
     "load_vectors",
     "save_vectors",

@@ -13,6 +13,7 @@ import numpy as np
 from openai import NOT_GIVEN, OpenAI
 
 from millm.activations import ActivationReader, Activations
+from millm.analyses import Attribution, LogitLens, Metric, Token, save_graph
 from millm.answers import Answer, AnswerStream
 from millm.directions import Method
 from millm.features import Features
@@ -264,6 +265,73 @@ class Millm:
         reader = ResidualReader(self._transport, fields | {"stage": stage})
         return reader.read(self._inputs(texts, chat=chat), as_sites(sites), pooling)
 
+    def logit_lens(
+        self,
+        text: str | Sequence[int] | Sequence[Mapping[str, Any]],
+        *,
+        layers: Sequence[int] | None = None,
+        ranges: Sequence[tuple[int, int | None]] | None = None,
+        top_k: int = 5,
+        completion_ids: Sequence[int] | None = None,
+        profile: ProfileName = NOT_GIVEN,
+        edits: Sequence[Edit] | None = None,
+        vector: VectorLike | None = None,
+        intensity: float | None = None,
+    ) -> LogitLens:
+        """Return the next tokens that the residual after each layer predicts, at each token of a text.
+
+        ``text``: a text, token ids, or the messages of a chat. ``layers``: default: all. ``ranges``: only tokens in
+        these ``(start, end)``, counted from 0. ``completion_ids``: tokens after the text, steered as generated ones.
+        The last four arguments steer while reading.
+        """
+        given = _given(
+            layers=None if layers is None else list(layers),
+            ranges=None if ranges is None else [list(pair) for pair in ranges],
+            completion_ids=None if completion_ids is None else list(completion_ids),
+        )
+        steering = Steering(profile, edits, vector, intensity).body
+        body = {"model": self.model, "top_k": top_k, **_analysed(text), **given, **steering}
+        return LogitLens.read(self._transport.post("logit_lens", body))
+
+    def attribution(
+        self,
+        text: str | Sequence[int] | Sequence[Mapping[str, Any]],
+        *,
+        token: Token | None = None,
+        sae: str | None = None,
+        position: int | None = None,
+        contrast: Token | None = None,
+        metric: Metric = "logit",
+        max_nodes: int = 200,
+        completion_ids: Sequence[int] | None = None,
+        profile: ProfileName = NOT_GIVEN,
+        edits: Sequence[Edit] | None = None,
+        vector: VectorLike | None = None,
+        intensity: float | None = None,
+        graph: str | Path | None = None,
+    ) -> Attribution:
+        """Return the features of an SAE that led to a token: activation times gradient, at each earlier token.
+
+        ``token``: the explained next token, by id or text (``" rain"``: words often start with a space); default: the
+        one that follows, or at the end of the text the most likely one. ``position``: the place whose prediction is
+        explained; default: the last. ``contrast``: explain why ``token`` was more likely than this one. ``metric``:
+        ``logit`` is the token's logit minus the mean of all, ``logprob`` its log-probability. ``graph``: also write the
+        graph to this file, for circuit-tracer's viewer. The other arguments are those of :meth:`logit_lens`.
+        """
+        given = _given(
+            token=token,
+            sae=sae,
+            position=position,
+            contrast=contrast,
+            metric=None if contrast is not None else metric,
+            completion_ids=None if completion_ids is None else list(completion_ids),
+        )
+        steering = Steering(profile, edits, vector, intensity).body
+        body = {"model": self.model, "max_nodes": max_nodes, **_analysed(text), **given, **steering}
+        if graph is not None:
+            save_graph(self._transport.post("attribution", {**body, "response_format": "circuit_tracer"}), graph)
+        return Attribution.read(self._transport.post("attribution", body))
+
     def vector_from(
         self,
         pairs: Pairs,
@@ -463,6 +531,14 @@ class Millm:
 
 def _messages(messages: Messages) -> Any:
     return [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+
+
+def _analysed(text: str | Sequence[int] | Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the text's field: ``messages`` of a chat, or ``input``."""
+    if isinstance(text, str):
+        return {"input": text}
+    items: list[Any] = list(text)
+    return {"messages" if items and isinstance(items[0], Mapping) else "input": items}
 
 
 def _given(**fields: Any) -> dict[str, Any]:
