@@ -110,7 +110,7 @@ def test_the_last_layer_of_the_lens_is_the_model(m: Millm, oracle: Oracle) -> No
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
-        ({"input": ""}, "input", "invalid_prompt"),
+        ({"input": []}, "input", None),
         ({"input": [10**6]}, "input", "invalid_prompt"),
         ({"position": 99}, "position", "invalid_value"),
         ({"token": 10**6}, "token", None),
