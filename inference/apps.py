@@ -15,6 +15,8 @@ from django.conf import settings
 from django.db.models.signals import post_migrate
 
 if TYPE_CHECKING:
+    import subprocess
+
     from inference.client import LocalEngineClient
     from inference.engine.loop import EngineLoop
     from inference.engine.watchdog import Watchdog
@@ -105,6 +107,13 @@ def _await_boot(booted: Future[None]) -> None:
 
 
 _serving = ServingState()
+
+
+def compile_kernels_ahead() -> subprocess.Popen[bytes] | None:
+    """Compile the CPU's kernels in another process if there are none yet, while this one prepares to serve."""
+    from inference.engine.kernels.library_cache import compile_ahead
+
+    return compile_ahead()
 
 
 def start_serving(on_failure: Callable[[str], None] = _log_failure) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from django.conf import settings
 
 from console.load.sampler import start_sampling, stop_sampling
-from inference.apps import start_serving, stop_serving
+from inference.apps import compile_kernels_ahead, start_serving, stop_serving
 from jobs.apps import interrupt_jobs, start_job_worker, stop_job_worker
 from media.apps import start_media, start_video_queue, stop_media
 from openai_api.apps import start_log_writer, stop_log_writer
@@ -30,6 +30,10 @@ class Serving:
         self.is_draining = False
         self.failure = ""  # why the engine failed; only a new process can recover from it
         self._on_failure: Callable[[], None] = _nothing
+
+    def prepare(self) -> None:
+        """Start what takes long and needs neither the database nor the engine."""
+        self._compilation = compile_kernels_ahead()  # the reference keeps Python from warning about a child left behind
 
     def start(self) -> None:
         with self._lock:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from inference.engine.kernels.native.build import BuildError, build, default_folder
+from inference.engine.kernels.library_cache import compile_ahead, default_folder
+from inference.engine.kernels.native.build import BuildError, build
 
 REPORT = "from inference.engine.kernels import native; print(native.activate()); print(native.active().is_native)"
 
@@ -33,7 +35,34 @@ def test_the_library_is_compiled_once(fake_compiler, tmp_path):
     assert build(folder) == build(folder)
     assert build(folder).read_text() == "library\n"
     assert log.read_text() == "run\n"
-    assert len(list(folder.iterdir())) == 1, "temporary files are left"
+    assert {path.suffix for path in folder.iterdir() if path.name != ".lock"} == {".so"}, "temporary files are left"
+
+
+def test_whoever_needs_the_library_waits_for_one_that_compiles_it(fake_compiler, tmp_path):
+    log, folder = tmp_path / "log", tmp_path / "cache"
+    fake_compiler(f"echo run >> {log}", "sleep 0.5", 'while [ "$1" != -o ]; do shift; done', 'echo library > "$2"')
+    with ThreadPoolExecutor(2) as pool:  # each has its own descriptor of the lock, as two processes have
+        first, second = pool.map(build, [folder, folder])
+    assert first == second
+    assert log.read_text() == "run\n"
+
+
+def test_the_library_is_compiled_ahead_of_the_first_model_and_not_again(fake_compiler, tmp_path):
+    log, folder = tmp_path / "log", tmp_path / "cache"
+    fake_compiler(f"echo run >> {log}", 'while [ "$1" != -o ]; do shift; done', 'echo library > "$2"')
+    compilation = compile_ahead(folder)
+    assert compilation is not None
+    compilation.wait()
+    assert log.read_text() == "run\n"
+    assert build(folder).read_text() == "library\n"
+    assert log.read_text() == "run\n"
+    assert compile_ahead(folder) is None
+
+
+def test_nothing_is_compiled_ahead_where_torch_is_chosen(fake_compiler, tmp_path, monkeypatch):
+    fake_compiler("exit 1")
+    monkeypatch.setenv("MILLM_KERNELS", "torch")
+    assert compile_ahead(tmp_path / "cache") is None
 
 
 def test_another_torch_is_another_library(fake_compiler, tmp_path, monkeypatch):

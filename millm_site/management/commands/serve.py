@@ -54,6 +54,7 @@ class Command(BaseCommand):
             )  # first: fail before migrating if the port is in use
         except PortError as error:
             raise CommandError(str(error)) from error
+        serving.prepare()
         login = self._prepare(setup=setup, measure_demo=measure_demo)
         from millm_site.server.site import site_server
 

@@ -15,8 +15,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from inference.engine.kernels.library_cache import SWITCH, default_folder
 from inference.engine.kernels.native import fallback
-from inference.engine.kernels.native.build import BuildError, build, default_folder
+from inference.engine.kernels.native.build import BuildError, build
 from inference.engine.kernels.native.steering_tensors import SteeringTensors
 
 __all__ = [
@@ -34,7 +35,6 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 VECTOR_LANES = 8
-SWITCH = "MILLM_KERNELS"  # "torch" disables the C++ kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ def active() -> ActiveKernels:
 def activate(folder: Path | None = None) -> ActiveKernels:
     """Build or find the C++ kernels in ``folder`` and use them from now on.
 
-    The default folder is in the virtual environment, or else in the user's cache. Takes about 15 seconds the first time
-    on a machine. Never raises: without a compiler the torch versions are used.
+    The default folder is in the virtual environment, or else in the user's cache. Takes up to a minute the first
+    time on a machine. Never raises: without a compiler the torch versions are used.
     """
     global _active
     with _lock:

@@ -6,19 +6,27 @@ themselves with torch's dispatcher when the library is loaded.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import subprocess
-import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
+from inference.engine.kernels.library_cache import NAME
+
+logger = logging.getLogger(__name__)
+
 SOURCES = Path(__file__).parent / "src"
 COMPILE_TIMEOUT_S = 300
+LOCK = ".lock"
 COMPILERS = ("c++", "g++", "clang++")
 
 
@@ -27,28 +35,43 @@ class BuildError(Exception):
 
 
 def build(folder: Path) -> Path:
-    """Return the library's path under ``folder``, compiling it (about 15 s) if it is missing. Raise BuildError."""
+    """Return the library's path under ``folder``, compiling it if it is missing. Raise BuildError."""
     compiler = _compiler()
     flags = _flags()
-    library = folder / f"millm_native-{_key(compiler, flags)}.so"
+    library = folder / NAME.format(key=_key(compiler, flags))
     if library.exists():
         return library
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as temporary:
-            made = Path(temporary) / library.name
-            _compile([compiler, *flags, str(SOURCES / "kernels.cpp"), "-o", str(made), *_link_flags()])
-            made.replace(library)  # atomically: another process never sees an incomplete library
+        with _turn(folder):
+            if not library.exists():
+                _make(library, compiler, flags)
     except OSError as error:
         raise BuildError(f"no writable cache folder: {error}") from error
     return library
 
 
-def default_folder() -> Path:
-    """Return a folder in the virtual environment, to whose torch the library belongs, or in the user's cache."""
-    if sys.prefix != sys.base_prefix and os.access(sys.prefix, os.W_OK):
-        return Path(sys.prefix) / "millm-kernels"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "millm" / "kernels"
+@contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """Wait while another process compiles. The kernel releases the lock however that process ends."""
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.info("Another process compiles the CPU kernels. The model waits for it.")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _make(library: Path, compiler: str, flags: list[str]) -> None:
+    logger.info("Compiling the CPU kernels, which takes up to a minute. Models wait for it.")
+    with tempfile.TemporaryDirectory(dir=library.parent) as temporary:
+        made = Path(temporary) / library.name
+        _compile([compiler, *flags, str(SOURCES / "kernels.cpp"), "-o", str(made), *_link_flags()])
+        made.replace(library)  # atomically: another process never sees an incomplete library
 
 
 def _compiler() -> str:
@@ -64,7 +87,7 @@ def _flags() -> list[str]:
     capability = torch.backends.cpu.get_cpu_capability()  # at::vec supports these two; otherwise plain C++
     chosen = capability if capability in {"AVX2", "AVX512"} else "DEFAULT"
     native = "-march=native" if platform.machine() in {"x86_64", "AMD64"} else "-mcpu=native"
-    include = Path(torch.__file__).parent / "include"
+    include = Path(torch.__file__).resolve().parent / "include"  # one library for all links to an environment
     return [
         *("-std=c++20", "-O3", "-fPIC", "-shared", "-fopenmp", "-ffp-contract=fast", "-DNDEBUG", native),
         *(f"-DCPU_CAPABILITY={chosen}", f"-DCPU_CAPABILITY_{chosen}"),
