@@ -12,6 +12,7 @@ from django.views.generic import RedirectView
 from console.playground import answers
 from management_api.openapi import document_json, document_tag
 from millm_site.http import health, metrics
+from openai_api.analysis.page import explain_logged
 from openai_api.endpoints.try_model import try_model
 from openai_api.media.try_media import (
     preview_video,
@@ -53,6 +54,8 @@ urlpatterns = [
     path("admin/media/video/<str:video_id>/preview", preview_video, name="video-preview"),
     path("admin/playground/chat", answers.ask_chat, name="playground-chat"),
     path("admin/playground/completion", answers.ask_completion, name="playground-completion"),
+    path("admin/playground/explain", answers.explain, name="playground-explain"),
+    path("admin/openai_api/requestlog/<str:object_id>/explain", explain_logged, name="request-explain"),
     path("admin/playground/inspect", answers.inspect, name="playground-inspect"),
     path(f"{_DRAFT}/chat", answers.preview_chat, name="draft-chat"),
     path(f"{_DRAFT}/completion", answers.preview_completion, name="draft-completion"),

@@ -13,6 +13,7 @@ from django.http import Http404, HttpRequest
 from django.http.response import HttpResponseBase
 
 from core.errors import MillmError
+from openai_api.analysis.page import explained
 from openai_api.endpoints.chat import create_chat_completion
 from openai_api.endpoints.completions import create_completion
 from openai_api.generation.inspection import inspect_answer
@@ -34,6 +35,7 @@ SAMPLING = frozenset(
 )
 CHAT = STEERING | SAMPLING | {"messages", "top_logprobs"}
 COMPLETION = STEERING | SAMPLING | {"prompt"}
+EXPLANATION = STEERING | {"input", "completion_ids", "position", "token", "sae"}
 INSPECTION = STEERING | {"kind", "prompt_ids", "completion_ids", "sae", "feature"}
 
 
@@ -57,6 +59,18 @@ def _view(endpoint: str, handler: Handler, names: frozenset[str], **fixed: Any) 
 ask_chat = _view("/v1/chat/completions", create_chat_completion, CHAT, stream=True)
 ask_completion = _view("/v1/completions", create_completion, COMPLETION, stream=True)
 inspect = _view("/admin/playground/inspect", inspect_answer, INSPECTION)
+
+
+async def explain(request: HttpRequest) -> HttpResponseBase:
+    """Explain a token of an answer, as a fragment of the page."""
+    try:
+        user = await authenticate_session(request, PERMISSION, act="use the playground")
+        fields = read_json_object(request)
+        if unknown := sorted(fields.keys() - EXPLANATION):
+            raise unsupported_parameter(unknown[0], "The playground does not send it.")
+    except MillmError as error:
+        return refusal_response(error)
+    return await explained(user, "/admin/playground/explain", fields)
 
 
 ASKED = "_preview"

@@ -62,6 +62,7 @@ def _urls() -> dict[str, str]:
         "chat": reverse("playground-chat"),
         "completion": reverse("playground-completion"),
         "inspect": reverse("playground-inspect"),
+        "explain": reverse("playground-explain"),
         "features": reverse("admin:console_playground_features"),
         "labels": reverse("admin:console_playground_labels"),
         "feature": reverse("admin:console_playground_feature"),

@@ -32,7 +32,7 @@ from openai_api.request_log.detail import (
 )
 from openai_api.request_log.entry import TOKENS, quotes_client, without_texts
 from openai_api.request_log.export import ExportPages
-from openai_api.request_log.replay_pages import ReplayPages
+from openai_api.request_log.replay_pages import ReplayPages, is_replayable
 from openai_api.request_log.search_pages import SearchPages
 from openai_api.request_log.summary import timeline_html, tokens_text, visible_text
 
@@ -114,7 +114,8 @@ class RequestLogAdmin(ExportPages, ReplayPages, SearchPages, ReadOnlyAdmin):
         if isinstance(row, RequestLog) and (row.prompt or row.completion or has_tokens(row)):
             assert isinstance(request.user, User)
             record_access(act=LogAccess.Act.READ, user=request.user, request_id=row.pk)
-            context["tokens"] = tokens_html(row, request.user)
+            url = reverse("request-explain", args=[row.pk]) if is_replayable(row) else ""
+            context["tokens"] = tokens_html(row, request.user, explain_url=url)
         return response
 
     @admin.display(description="id")

@@ -148,11 +148,12 @@ Token = dict[str, Any]  # in the form that the page's script reads
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The prompt, or an answer to it."""
+    """The prompt, or an answer to it with its number."""
 
     title: str
     tokens: list[Token]
     note: str = ""
+    answer: int | None = None
 
     @property
     def tokens_json(self) -> str:
@@ -170,8 +171,11 @@ def has_tokens(row: RequestLog) -> bool:
     return bool(_records(row))
 
 
-def tokens_html(row: RequestLog, user: User) -> SafeString:
-    """Render the tokens. The caller checks access to texts; labels require the permission to see features."""
+def tokens_html(row: RequestLog, user: User, *, explain_url: str = "") -> SafeString:
+    """Render the tokens. The caller checks access to texts; labels require the permission to see features.
+
+    ``explain_url`` explains a token of an answer.
+    """
     parts = list(_parts(row))
     strongest = _strongest(parts)
     sae = next((record["sae"] for record in _records(row)), "")
@@ -180,6 +184,7 @@ def tokens_html(row: RequestLog, user: User) -> SafeString:
     context = {
         "parts": parts,
         "sae": sae,
+        "explain_url": explain_url,
         "labels_json": json.dumps(labels, ensure_ascii=False),
         "has_logprobs": any(token["logprob"] is not None for part in parts for token in part.tokens),
         "features": [FeatureChoice(index, labels.get(index, ""), f"{strongest[index]:.4g}") for index in chosen],
@@ -202,7 +207,7 @@ def _parts(row: RequestLog) -> Iterator[Part]:
             yield Part(f"Prompt tokens{_place(number, answers)}", _tokens(answer["prompt"], notes))
         if answer["tokens"]:
             tokens = _tokens(answer["tokens"], notes)
-            yield Part(f"Answer tokens{_place(number, answers)}", tokens, _cut(answer))
+            yield Part(f"Answer tokens{_place(number, answers)}", tokens, _cut(answer), number)
 
 
 def _place(number: int, answers: list[Any]) -> str:

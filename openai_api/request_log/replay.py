@@ -120,7 +120,7 @@ async def _run(replay: Replay) -> dict[str, Any]:
     profile = await get_backend().steer(record.name, replay.selection, special_token_ids=model.text.special_token_ids)
     if profile is not None:
         check_scopes(profile.steering, model.text.dialect)
-    plan = await _plan(replay, Target(model, profile))
+    plan = await plan_replay(replay, Target(model, profile))
     answers = await _answers(plan, model, profile)
     original = _texts(replay.row.completion)
     return {
@@ -136,7 +136,7 @@ async def _run(replay: Replay) -> dict[str, Any]:
     }
 
 
-async def _plan(replay: Replay, target: Target) -> Plan:
+async def plan_replay(replay: Replay, target: Target) -> Plan:
     """Plan by the same steps as the original request."""
     if replay.row.endpoint == CHAT:
         return (await plan_chat(ChatRequest.parse(replay.body), target))[0]

@@ -1,8 +1,9 @@
 // One column: its steering, its answer, and the actions on both.
 import { Answer } from "../../openai_api/tokens/answer.js";
 import { largest } from "../../openai_api/tokens/colours.js";
+import { Explanation } from "../../openai_api/tokens/explanation.js";
+import { post } from "../../openai_api/tokens/post.js";
 import { Draft } from "./draft.js";
-import { post } from "./events.js";
 import { readingFields, steeringFields } from "./request.js";
 import { Run } from "./run.js";
 import { asCurl, asPython } from "./snippets.js";
@@ -14,7 +15,10 @@ export class Column {
     this.root = root;
     this._page = page;
     this._ran = null; // the request of the answer
-    this._answer = new Answer(root, { featureOf: (index) => this._feature(index) });
+    this._answer = new Answer(root, {
+      featureOf: (index) => this._feature(index),
+      explanation: new Explanation(root, (place) => this._explain(place)),
+    });
     this._run = new Run(root, {
       answer: this._answer,
       logUrl: page.seesLog ? page.choices.urls.log : null,
@@ -96,6 +100,17 @@ export class Column {
     const features = tokens.list.flatMap((token) => token.features ?? []);
     await Promise.all([this._compare(tokens), this._page.labels.learn(this._ran.sae, features)]);
     this._page.paint();
+  }
+
+  // Asks why the model wrote a token. The id of the last one is unknown, because no activations were read there.
+  _explain(place) {
+    const { body, steering, sae } = this._ran;
+    const { promptIds, ids, list } = this._answer.tokens;
+    const fields = { model: body.model, ...steering, input: promptIds, position: promptIds.length + place - 1 };
+    fields.token = ids[place] ?? list[place].text;
+    if (place) fields.completion_ids = ids.slice(0, place);
+    if (sae) fields.sae = sae;
+    return post(this._page.choices.urls.explain, fields);
   }
 
   // Lets the server compute the answer's tokens again.

@@ -1,5 +1,5 @@
 // The inline edits of a column: features found by search, each with an operation. They can be saved as a draft.
-import { post } from "./events.js";
+import { post } from "../../openai_api/tokens/post.js";
 import { FeatureBox, nameOf } from "./feature_box.js";
 
 export class Draft {

@@ -1,7 +1,7 @@
 // The preview below a profile's form: the model's answer without steering, and with the form's unsaved edits.
 import { Answer } from "../../openai_api/tokens/answer.js";
 import { MEASURES, largest } from "../../openai_api/tokens/colours.js";
-import { post } from "./events.js";
+import { post } from "../../openai_api/tokens/post.js";
 import { Labels } from "./labels.js";
 import { commonFields, readingFields } from "./request.js";
 import { Run } from "./run.js";

@@ -1,5 +1,6 @@
 // A running request: sends it, streams the answer onto the page, and reports how it ended.
-import { events, post } from "./events.js";
+import { post } from "../../openai_api/tokens/post.js";
+import { events } from "./events.js";
 import { Tokens } from "./tokens.js";
 
 const FINISHED = { stop: "finished", length: "stopped at the token limit", tool_calls: "called a tool" };

@@ -2,11 +2,12 @@
 import { MEASURES, colour, largest, number } from "./colours.js";
 
 export class Answer {
-  // `featureOf` returns the name of a feature: a string or a DOM node.
-  constructor(root, { featureOf }) {
+  // `featureOf` returns the name of a feature: a string or a DOM node. `explanation` explains a token, if it is given.
+  constructor(root, { featureOf, explanation = null }) {
     this._text = root.querySelector(".answer-text");
     this._details = root.querySelector(".answer-details");
     this._featureOf = featureOf;
+    this._explanation = explanation;
     this._isHeld = false; // a token was clicked: its details stay while the pointer moves
     this._measure = MEASURES.none;
     this._most = 0;
@@ -22,6 +23,7 @@ export class Answer {
     this._text.replaceChildren();
     this._text.setAttribute("role", "group"); // a list without options would not be one
     this._isHeld = false;
+    this._explanation?.clear();
     this._details.textContent = "Point at a token or use the arrow keys. Click to keep it selected.";
   }
 
@@ -57,6 +59,7 @@ export class Answer {
     for (const other of this._text.querySelectorAll("[aria-selected=true]")) other.setAttribute("aria-selected", "false");
     span.setAttribute("aria-selected", "true");
     this._details.replaceChildren(...this._lines(token));
+    if (this._explanation) this._details.append(this._explanation.button(Number(span.dataset.place)));
   }
 
   // A second click unpins.

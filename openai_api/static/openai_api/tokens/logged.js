@@ -1,6 +1,8 @@
 // Shows the tokens of a logged request, coloured by their stored data.
 import { Answer } from "./answer.js";
 import { MEASURES, largest, showLegend } from "./colours.js";
+import { Explanation } from "./explanation.js";
+import { post } from "./post.js";
 
 const FEATURE = "feature:";
 
@@ -15,10 +17,21 @@ class LoggedTokens {
 
   _filled(part) {
     const tokens = { list: JSON.parse(part.dataset.tokens) };
-    const answer = new Answer(part, { featureOf: (index) => this._labelOf(index) });
+    const answer = new Answer(part, {
+      featureOf: (index) => this._labelOf(index),
+      explanation: this._explanationOf(part),
+    });
     answer.begin(tokens);
     answer.append(tokens.list);
     return { answer, tokens: tokens.list };
+  }
+
+  // Tokens of an answer whose request can be read again.
+  _explanationOf(part) {
+    const { explain } = this._root.dataset;
+    if (!explain || part.dataset.answer === undefined) return null;
+    const answer = Number(part.dataset.answer);
+    return new Explanation(part, (number) => post(explain, { answer, number }));
   }
 
   _labelOf(index) {
