@@ -20,7 +20,6 @@ from steering.errors import EffectNotMeasuredError
 from steering.features.ranked_search import FeatureSearch, search_features
 from steering.features.search import FeatureQuerySet
 from steering.features.services import label_feature
-from steering.measuring.quantiles import activation_quantiles
 from steering.models import Feature, FeatureEffect
 
 NOT_LISTED = ("traffic_examples", "examples", "histogram")  # some kilobytes per row
@@ -72,7 +71,7 @@ class FeatureDetail(FeatureOut):
         )
 
     def get_activation_quantiles(self, feature: Feature) -> Quantiles | None:
-        found = activation_quantiles(feature.histogram, feature.max_activation)
+        found = feature.quantiles
         if found is None:
             return None
         return Quantiles(p99=found.p99, p999=found.p999, n=found.n, corpus=feature.sae.corpus)

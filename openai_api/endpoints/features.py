@@ -26,8 +26,10 @@ from openai_api.schemas.features import (
     LensTokenBody,
     LogitLensBody,
     NeighboursBody,
+    QuantilesBody,
 )
 from steering.features.catalog import (
+    FeatureDetail,
     FeatureQuery,
     FeatureRecord,
     Histogram,
@@ -98,6 +100,7 @@ async def get_feature(call: Call, sae: str, index: str) -> HttpResponseBase:
         "max_activation_source": found.max_activation_source or None,  # type: ignore[typeddict-item]  # two values
         "examples_source": found.examples_source,
         "histogram": histogram_body(found.histogram),
+        "activation_quantiles": quantiles_body(found),
         "examples": [
             {"tokens": list(one.tokens), "values": list(one.values), "max_value": one.max_value}
             for one in found.examples
@@ -222,6 +225,12 @@ def feature_body(record: FeatureRecord) -> FeatureBody:
 
 def histogram_body(histogram: Histogram | None) -> HistogramBody | None:
     return None if histogram is None else {"width": histogram.width, "counts": list(histogram.counts)}
+
+
+def quantiles_body(found: FeatureDetail) -> QuantilesBody | None:
+    if (known := found.quantiles) is None:
+        return None
+    return {"p99": known.p99, "p999": known.p999, "n": known.n, "corpus": found.corpus}
 
 
 def lens_body(lens: LogitLens) -> LogitLensBody:

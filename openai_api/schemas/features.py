@@ -98,8 +98,18 @@ class LogitLensBody(TypedDict):
     suppressed: list[LensTokenBody]
 
 
+class QuantilesBody(TypedDict):
+    """p99 and p99.9 of the feature's ``n`` activations above 0 on the corpus: the units `p99` and `p999`."""
+
+    p99: float
+    p999: float
+    n: int
+    corpus: str
+
+
 class FeatureDetailBody(FeatureBody):
-    """``logit_lens`` is null if it was not requested or not possible; see ``logit_lens_error``."""
+    """``activation_quantiles`` is null if the SAE was not measured, or the feature never active.
+    ``logit_lens`` is null if it was not requested or not possible; see ``logit_lens_error``."""
 
     layer: int
     site: str
@@ -108,6 +118,7 @@ class FeatureDetailBody(FeatureBody):
     examples: list[FeatureExampleBody]
     examples_source: str
     histogram: HistogramBody | None
+    activation_quantiles: QuantilesBody | None
     logit_lens: LogitLensBody | None
     logit_lens_error: str | None
 

@@ -38,7 +38,6 @@ from steering.features.ranked_search import FeatureSearch, meaning_scores
 from steering.features.search import IN_ORDER, FeatureQuerySet
 from steering.features.services import label_feature, steer_with_feature
 from steering.features.tested_text import activations_on
-from steering.measuring.quantiles import activation_quantiles
 from steering.models import SAE, Feature, FeatureEffect
 from steering.profiles.snapshot import source_of
 
@@ -413,6 +412,7 @@ class FeatureAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
                 new_name=form.cleaned_data["new_name"],
                 operation=form.cleaned_data["operation"],
                 strength=form.cleaned_data["strength"],
+                unit=form.cleaned_data["unit"],
                 owner=request.user,  # type: ignore[arg-type]
             )
         except (SteeringError, ValidationError) as error:
@@ -432,7 +432,7 @@ class FeatureAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
             "sae": feature.sae,
             "share": None if feature.density is None else f"{feature.density:.3%}",
             "histogram": histogram_picture(feature.histogram),
-            "quantiles": activation_quantiles(feature.histogram, feature.max_activation),
+            "quantiles": feature.quantiles,
             "examples": example_rows(feature.examples),
             "traffic_examples": example_rows(feature.traffic_examples) if sees_traffic else (),
             "effect": effect,

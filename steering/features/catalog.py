@@ -18,6 +18,7 @@ from steering.features.logit_lens import LensBusyError, LensTarget, LensUnavaila
 from steering.features.neighbours import NeighbourFeature, find_neighbours
 from steering.features.ranked_search import FeatureSearch, Sort, search_features
 from steering.features.semantic_search import LabelsNotEmbeddedError, QueryEmbedding
+from steering.measuring.quantiles import ActivationQuantiles
 from steering.models import SAE, Feature, FeatureEffect
 from steering.sae_registry.loaded_sae import LoadedSAE, find_loaded_sae, labels_of
 
@@ -81,6 +82,7 @@ class FeatureDetail:
     """A feature with its examples and statistics.
 
     ``max_activation_source`` is "import", "measured" or empty, ``examples_source`` the corpus or "imported".
+    ``histogram`` and ``quantiles`` were measured on ``corpus``.
     """
 
     feature: FeatureRecord
@@ -89,6 +91,8 @@ class FeatureDetail:
     max_activation_source: str = ""
     examples_source: str = ""
     histogram: Histogram | None = None
+    quantiles: ActivationQuantiles | None = None
+    corpus: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +207,8 @@ def _detail(sae: SAERecord, index: int) -> FeatureDetail:
         row.max_activation_source,
         row.examples_source,
         Histogram(row.histogram["width"], tuple(row.histogram["counts"])) if row.histogram else None,
+        row.quantiles,
+        row.sae.corpus,
     )
 
 

@@ -9,8 +9,9 @@ from django.contrib.auth.models import AnonymousUser, User
 from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 
+from steering.features.services import default_unit
 from steering.models import Feature, FeatureEdit, SteeringProfile
-from steering.spec.units import DEFAULT_STRENGTH, MAX_STRENGTH
+from steering.spec.units import DEFAULT_STRENGTH, MAX_STRENGTH, Unit
 
 _OPERATIONS = ("add", "clamp", "scale", "ablate", "at_least", "at_most")
 
@@ -29,6 +30,7 @@ class SteerForm(forms.Form):
         max_value=MAX_STRENGTH,
         widget=forms.NumberInput(attrs={"step": "any"}),
     )
+    unit = forms.ChoiceField(choices=(), required=False)
 
     def __init__(self, feature: Feature, user: User | AnonymousUser, data: Any = None) -> None:
         super().__init__(data)
@@ -44,13 +46,19 @@ class SteerForm(forms.Form):
         operation = self.fields["operation"]
         assert isinstance(operation, forms.ChoiceField)
         operation.choices = [(name, labels[name]) for name in _OPERATIONS]
-        unit = "× max activation" if feature.max_activation else "raw"
-        self.fields["strength"].help_text = f'{unit}; for "scale by", a factor'
+        unit = self.fields["unit"]
+        assert isinstance(unit, forms.ChoiceField)
+        unit.choices = [(name, _unit_label(feature, name, label)) for name, label in _known_units(feature)]
+        unit.initial = default_unit(feature)
+        self.fields["strength"].help_text = 'For "scale by", a factor'
         effect = getattr(feature, "effect", None)
         if effect is not None and effect.strength:
             calibrated = effect.in_max_act or effect.strength
             self.fields["strength"].initial = float(f"{calibrated:.3g}")
-            self.fields["strength"].help_text += f"; {calibrated:.3g} is the calibrated strength"
+            self.fields["strength"].help_text += f"; {calibrated:.3g} {_label(unit.initial)} is the calibrated strength"
+
+    def clean_unit(self) -> str:
+        return self.cleaned_data["unit"] or default_unit(self._feature)
 
     def clean(self) -> dict[str, Any]:
         data = super().clean() or self.cleaned_data
@@ -64,6 +72,19 @@ class SteerForm(forms.Form):
         if taken.exists():
             raise ValidationError({"new_name": f"The model already has a profile {data['new_name']}."})
         return data
+
+
+def _known_units(feature: Feature) -> list[tuple[str, str]]:
+    return [choice for choice in FeatureEdit.Unit.choices if choice[0] == "raw" or feature.unit_words(choice[0])]
+
+
+def _unit_label(feature: Feature, unit: str, label: str) -> str:
+    words = feature.unit_words(unit)
+    return f"{label} ({words})" if words else label
+
+
+def _label(unit: Unit) -> str:
+    return str(FeatureEdit.Unit(unit).label)
 
 
 def _drafts(feature: Feature, user: User | AnonymousUser) -> QuerySet[SteeringProfile]:

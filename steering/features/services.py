@@ -17,6 +17,10 @@ from steering.spec.errors import InvalidSpecError
 from steering.spec.units import Unit
 
 
+def default_unit(feature: Feature) -> Unit:
+    return "max_act" if feature.max_activation else "raw"
+
+
 @transaction.atomic
 def steer_with_feature(
     *,
@@ -25,21 +29,21 @@ def steer_with_feature(
     new_name: str = "",
     operation: Operation = "add",
     strength: float = 1.0,
+    unit: Unit | None = None,
     owner: User | None = None,
 ) -> SteeringProfile:
     """Add the feature to the draft of a profile, or to a new profile of its model.
 
-    The strength is in max activations if that number is known, otherwise raw. Raise InvalidProfileError for a profile
-    of another model and for contradictory edits, and ValidationError for a name that is taken.
+    The unit is the max activation by default, or raw if that number is not known. Raise InvalidProfileError for a
+    profile of another model and for contradictory edits, and ValidationError for a name that is taken.
     """
     if profile is None:
         profile = create_profile(name=new_name, model=feature.sae.model, owner=owner)
     elif profile.model_id != feature.sae.model_id:
         raise InvalidProfileError(f"{feature} belongs to the model {feature.sae.model}, not to {profile.model}.")
     before = draft_words(profile)
-    unit: Unit = "max_act" if feature.max_activation else "raw"
     try:
-        edit = EditSpec(feature_target(feature), operation, strength=strength, unit=unit)
+        edit = EditSpec(feature_target(feature), operation, strength, unit or default_unit(feature))
         for row in rows_of(profile, [edit]):
             row.save()
         check_conflicts(draft_edits(profile))

@@ -60,6 +60,9 @@ class FeatureEffect(models.Model):
             return self.strength
         if unit == "max_act":
             return self.in_max_act
+        if unit in ("p99", "p999"):
+            quantiles = self.feature.quantiles
+            return self.strength / getattr(quantiles, unit) if quantiles else None
         norm, length = self.sae.reference_norm, self.feature.decoder_norm
         return self.strength * length / norm if norm and length else None
 

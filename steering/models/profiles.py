@@ -70,11 +70,15 @@ class FeatureEdit(models.Model):
 
     class Unit(models.TextChoices):
         MAX_ACT = "max_act", "× max activation"
+        P99 = "p99", "× p99"
+        P999 = "p999", "× p99.9"
         RAW = "raw", "raw"
         RESID_NORM = "resid_norm", "× residual norm"
 
     class GateUnit(models.TextChoices):
         MAX_ACT = "max_act", "× max activation"
+        P99 = "p99", "× p99"
+        P999 = "p999", "× p99.9"
         RAW = "raw", "raw"
         RESID_NORM = "resid_norm", "× residual norm"
 

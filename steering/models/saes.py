@@ -9,6 +9,7 @@ from pgvector.django import VectorField
 
 from inference.models import LanguageModel
 from steering.features.search import LABEL_WORDS, FeatureQuerySet
+from steering.measuring.quantiles import ActivationQuantiles, activation_quantiles
 
 
 class SAE(models.Model):
@@ -101,6 +102,9 @@ class SAE(models.Model):
         return self.median_resid_norm or self.mean_resid_norm
 
 
+_PERCENTILES = {"p99": "p99", "p999": "p99.9"}  # names of units
+
+
 class Feature(models.Model):
     """One latent of an SAE."""
 
@@ -149,6 +153,23 @@ class Feature(models.Model):
     def reference(self) -> str:
         """The feature's identifier in links: the same on every server where the SAE has the same name."""
         return f"{self.sae.name}.{self.index}"
+
+    @property
+    def quantiles(self) -> ActivationQuantiles | None:
+        """The percentiles of the measured activations, for units of strength; None if they are unknown."""
+        is_measured = self.max_activation_source == self.Source.MEASURED
+        return activation_quantiles(self.histogram, self.max_activation if is_measured else None)
+
+    def unit_words(self, unit: str) -> str:
+        """Return the activation that a unit of strength is a multiple of, with its corpus; empty if unknown."""
+        is_measured = self.max_activation_source == self.Source.MEASURED
+        corpus = f", corpus {self.sae.corpus}" if self.sae.corpus else ""
+        if unit == "max_act" and self.max_activation:
+            return f"max activation {self.max_activation:.4g}{corpus if is_measured else ', imported'}"
+        if unit in _PERCENTILES and (found := self.quantiles) is not None:
+            name, value = _PERCENTILES[unit], getattr(found, unit)
+            return f"{name} {value:.4g} of {found.n:,} activations above 0{corpus}"
+        return ""
 
     @property
     def label_text(self) -> str:

@@ -16,6 +16,8 @@ class WatchRule(models.Model):
 
     class Unit(models.TextChoices):
         MAX_ACT = "max_act", "× max activation"
+        P99 = "p99", "× p99"
+        P999 = "p999", "× p99.9"
         RAW = "raw", "raw"
 
     name = models.SlugField(max_length=100, unique=True, help_text="Shown in responses and events.")

@@ -14,9 +14,9 @@ from audit.record import plain, record
 from inference.interventions import SITE_KINDS, Site, SiteKind
 from steering.models import SAE, Feature, FeatureEdit, PlainVector, SteeringProfile
 from steering.spec.edit import SITE_OPERATIONS, EditSpec, FeatureTarget, GateSpec, SAEIdentity, SiteTarget, VectorTarget
-from steering.spec.errors import InvalidSpecError, Problem
+from steering.spec.errors import InvalidSpecError, MissingScaleError, Problem
 from steering.spec.parsing import parse_edits
-from steering.spec.rendering import edit_to_json
+from steering.spec.rendering import edit_to_json, feature_to_json
 from steering.spec.units import Scales
 from steering.spec.wording import describe_edit
 
@@ -49,11 +49,17 @@ def sae_identity(sae: SAE) -> SAEIdentity:
 
 def feature_target(feature: Feature) -> FeatureTarget:
     """Return the feature with the current values of the figures that strengths refer to."""
-    sae = feature.sae
+    sae, quantiles = feature.sae, feature.quantiles
     return FeatureTarget(
         sae=sae_identity(sae),
         index=feature.index,
-        scales=Scales(feature.max_activation, feature.decoder_norm, sae.reference_norm, sae.typical_norm),
+        scales=Scales(
+            feature.max_activation,
+            feature.decoder_norm,
+            sae.reference_norm,
+            sae.typical_norm,
+            *(None, None) if quantiles is None else (quantiles.p99, quantiles.p999),
+        ),
         label=feature.label,
     )
 
@@ -86,7 +92,7 @@ def _row_to_json(row: FeatureEdit, norms: Mapping[Site, float]) -> dict[str, Any
         "sink_tokens": row.sink_tokens,
     }
     if row.feature is not None:
-        return {"feature": edit_to_json(EditSpec(feature_target(row.feature)))["feature"], **values}
+        return {"feature": feature_to_json(feature_target(row.feature), row.unit), **values}
     if row.plain_vector is not None:
         return {"vector": registered_to_json(row.plain_vector, norms), **values}
     if row.operation in SITE_OPERATIONS:
@@ -96,7 +102,7 @@ def _row_to_json(row: FeatureEdit, norms: Mapping[Site, float]) -> dict[str, Any
 
 def _gate_to_json(row: FeatureEdit, norms: Mapping[Site, float]) -> dict[str, Any] | None:
     if row.gate_feature is not None:
-        target = {"feature": edit_to_json(EditSpec(feature_target(row.gate_feature)))["feature"]}
+        target: dict[str, Any] = {"feature": feature_to_json(feature_target(row.gate_feature), row.gate_unit)}
     elif row.gate_vector is not None:
         target = {"vector": vector_to_json(row.gate_vector, norms), "measure": row.gate_measure}
     else:
@@ -176,7 +182,7 @@ def _set_gate(row: FeatureEdit, edit: EditSpec, gate: GateSpec, path: str) -> No
         row.gate_vector = edit_to_json(edit)["gate"]["vector"]
         return
     row.gate_feature = _find_feature(row.profile, gate.target, path)
-    if replace(gate, target=feature_target(row.gate_feature)).raw != gate.raw:
+    if not _is_unchanged(gate, feature_target(row.gate_feature)):
         row.gate_above, row.gate_unit = gate.raw, FeatureEdit.GateUnit.RAW
 
 
@@ -221,9 +227,16 @@ def _keep_vector_effect(row: FeatureEdit, edit: EditSpec) -> None:
 def _keep_effect(row: FeatureEdit, edit: EditSpec) -> None:
     """Store the strength as a raw value if the values behind its unit have changed."""
     assert row.feature is not None
-    now = replace(edit, target=feature_target(row.feature))
-    if (now.raw, now.raw_lower) != (edit.raw, edit.raw_lower):
+    if not _is_unchanged(edit, feature_target(row.feature)):
         row.strength, row.lower, row.unit = edit.raw, edit.raw_lower, FeatureEdit.Unit.RAW
+
+
+def _is_unchanged(stored: EditSpec | GateSpec, target: FeatureTarget) -> bool:
+    """Return whether the number has the same raw value with the feature's current figures."""
+    try:
+        return replace(stored, target=target).raw == stored.raw
+    except MissingScaleError:  # measured elsewhere only
+        return False
 
 
 def draft_words(profile: SteeringProfile) -> list[str]:

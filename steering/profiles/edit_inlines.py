@@ -59,6 +59,8 @@ SCOPE_HELP = {
 }
 UNIT_HELP = {
     "max_act": "In multiples of the feature's max activation: 1 is its largest value on the corpus.",
+    "p99": "In multiples of the 99th percentile of the feature's activations above 0: steadier than one maximum.",
+    "p999": "In multiples of the 99.9th percentile of the feature's activations above 0.",
     "raw": "The raw value.",
     "resid_norm": "As a fraction of the mean residual norm, independent of the feature.",
 }

@@ -20,7 +20,7 @@ from steering.spec.units import push
 from steering.spec.wording import describe_edit
 
 STEPS = 200
-_FAR = {"max_act": 2.0, "resid_norm": 1.0, "raw": 10.0}
+_FAR = {"max_act": 2.0, "p99": 2.0, "p999": 2.0, "resid_norm": 1.0, "raw": 10.0}
 """The end of a slider whose relative size is unknown."""
 
 
@@ -106,6 +106,7 @@ class EditPreview:
     prefix: str
     words: str = ""
     coefficient: str = ""
+    figure: str = ""
     push: float | None = None
     scale: StrengthScale | None = None
     calibrated: CalibratedStrength | None = None
@@ -137,7 +138,9 @@ def _outcome(card: DraftCard, calibrated: Mapping[object, CalibratedStrength]) -
     if scale is not None and effect is not None:
         scale = replace(scale, levels=effect.levels)
     found = calibrated.get(_key(edit)) or _measured(effect, edit)
-    return EditPreview(prefix, words, coefficient, push, scale, found, _warning(card.row))
+    feature = card.row.feature
+    figure = "" if scale is None or feature is None or edit.operation == "scale" else feature.unit_words(edit.unit)
+    return EditPreview(prefix, words, coefficient, figure, push, scale, found, _warning(card.row))
 
 
 def _effect(row: FeatureEdit) -> FeatureEffect | None:

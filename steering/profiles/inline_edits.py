@@ -29,7 +29,7 @@ from steering.spec.edit import EditSpec, FeatureTarget, SiteTarget, VectorTarget
 from steering.spec.errors import InvalidSpecError, Problem
 from steering.spec.fields import describe
 from steering.spec.parsing import MAX_EDITS, parse_edits, with_request_defaults
-from steering.spec.rendering import edit_to_json, edits_to_json, fingerprint
+from steering.spec.rendering import edit_to_json, edits_to_json, feature_to_json, fingerprint
 from steering.spec.units import MAX_PUSH
 from steering.visibility import visible_vector_sets
 
@@ -38,7 +38,7 @@ INLINE = "inline"
 MAX_INLINE = 64  # features and vectors of a request
 _LISTS = {"features", "vectors"}
 _PLACE = ("name", "layer", "site", "values", "reference_norm", "typical_norm")  # of a vector
-_FIGURES = ("sae_id", "index", "max_activation", "decoder_norm", "label")
+_FIGURES = ("sae_id", "index", "max_activation", "max_activation_source", "histogram", "decoder_norm", "label")
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,11 +269,6 @@ def _vector_edit(item: Any, path: str, model_name: str, saes: Mapping[str, SAE],
     return _with_places(edit, path, model_name, saes)
 
 
-def feature_json(target: FeatureTarget) -> Any:
-    """Return the target in the form of a version's JSON."""
-    return edit_to_json(EditSpec(target, "add", 0.0, "raw"))["feature"]
-
-
 def named_sae(name: object, path: str, model_name: str, saes: Mapping[str, SAE]) -> SAE:
     """Return the named SAE, or the model's only one."""
     if name is None and len(saes) == 1:
@@ -369,5 +364,5 @@ def _filled(edit: Any, targets: Mapping[FeaturePlace, FeatureTarget]) -> Any:
         return edit
     filled = {name: _filled(value, targets) if name == "gate" else value for name, value in edit.items()}
     if isinstance(place := edit.get("feature"), FeaturePlace):
-        filled["feature"] = feature_json(targets[place])
+        filled["feature"] = feature_to_json(targets[place], edit.get("unit"))
     return filled

@@ -22,7 +22,7 @@ from steering.spec.edit import (
     may_meet,
 )
 from steering.spec.errors import InvalidSpecError, MissingScaleError, Problem
-from steering.spec.units import MAX_STRENGTH, Unit
+from steering.spec.units import ACTIVATION_UNITS, MAX_STRENGTH, Unit
 
 MAX_WINDOWS = 16  # each one takes rows in the tables of the engine
 
@@ -59,8 +59,9 @@ def _operation_problems(edit: EditSpec, path: str) -> Iterator[Problem]:
         yield Problem(f"{path}.operation", message)
     elif isinstance(target, VectorTarget) and operation != "add" and not any(target.values):
         yield Problem(f"{path}.vector.values", "The vector must not be zero.")
-    if operation == "projection_cap" and edit.unit == "max_act":
-        yield Problem(f"{path}.unit", "`projection_cap` supports the units `raw` and `resid_norm`, got `max_act`.")
+    if operation == "projection_cap" and edit.unit in ACTIVATION_UNITS:
+        message = f"`projection_cap` supports the units `raw` and `resid_norm`, got `{edit.unit}`."
+        yield Problem(f"{path}.unit", message)
     if edit.lower is not None and operation != "projection_cap":
         yield Problem(f"{path}.lower", f"Only `projection_cap` has a `lower` end, got `{operation}`.")
 
@@ -108,14 +109,14 @@ def _problems_of_gate(edit: EditSpec, gate: GateSpec, path: str) -> Iterator[Pro
 
 def _problems_of_gate_unit(gate: GateSpec, path: str) -> Iterator[Problem]:
     if isinstance(gate.target, FeatureTarget):
-        units: tuple[Unit, ...] = ("raw", "max_act")
+        units: tuple[Unit, ...] = ("raw", *ACTIVATION_UNITS)
     else:
         units = ("raw", "resid_norm") if gate.measure == "projection" else ("raw",)
         if not any(gate.target.values):
             yield Problem(f"{path}.vector.values", "The vector must not be zero.")
     if gate.unit not in units:
         of = "feature" if isinstance(gate.target, FeatureTarget) else gate.measure
-        yield Problem(f"{path}.unit", f"A gate on a {of} supports {' and '.join(units)}, got `{gate.unit}`.")
+        yield Problem(f"{path}.unit", f"A gate on a {of} supports {', '.join(units)}, got `{gate.unit}`.")
         return
     try:
         _ = gate.raw

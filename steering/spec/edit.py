@@ -55,8 +55,8 @@ OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 VECTOR_OPERATIONS: tuple[Operation, ...] = ("add", "orthogonal", "projection_cap")
 SITE_OPERATIONS: tuple[Operation, ...] = ("norm_preserving", "reconstruct")
 DIRECTION_OPERATIONS: frozenset[Operation] = frozenset({"orthogonal", "projection_cap"})  # they ignore the length
-UNITS: tuple[Unit, ...] = ("raw", "max_act", "resid_norm")
-GATE_UNITS: tuple[Unit, ...] = ("raw", "max_act", "resid_norm")
+UNITS: tuple[Unit, ...] = get_args(Unit)
+GATE_UNITS = UNITS
 GateMeasure = Literal["projection", "cosine"]
 GATE_MEASURES: tuple[GateMeasure, ...] = get_args(GateMeasure)
 GateSide = Literal["above", "below"]
@@ -232,7 +232,7 @@ class EditSpec:
 
     def _projection(self, value: float) -> float:
         """Return the raw number for a direction of length 1; resid_norm is a fraction of the mean residual norm."""
-        return coefficient(value, self.unit, replace(self.target.scales, max_activation=None, direction_norm=1.0))
+        return coefficient(value, self.unit, replace(self.target.scales, direction_norm=1.0))
 
     def _largest_change(self) -> float | None:
         raw, maximum = self.raw, self.target.scales.max_activation

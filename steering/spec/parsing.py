@@ -200,6 +200,8 @@ def _parse_site(fields: Fields) -> Site:
 def _parse_scales(fields: Fields) -> Scales:
     return Scales(
         max_activation=fields.positive("max_activation"),
+        p99=fields.positive("p99"),
+        p999=fields.positive("p999"),
         direction_norm=fields.positive("direction_norm"),
         reference_norm=fields.positive("reference_norm"),
         typical_norm=fields.positive("typical_norm"),

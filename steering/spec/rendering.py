@@ -111,7 +111,7 @@ def _canonical(value: object) -> str:
 def _target_to_json(edit: EditSpec) -> dict[str, Any]:
     match edit.target:
         case FeatureTarget():
-            return {"feature": _feature_to_json(edit.target)}
+            return {"feature": feature_to_json(edit.target, edit.unit)}
         case VectorTarget():
             return {"vector": _vector_to_json(edit.target)}
         case SiteTarget():
@@ -121,18 +121,20 @@ def _target_to_json(edit: EditSpec) -> dict[str, Any]:
 
 def _gate_to_json(gate: GateSpec) -> dict[str, Any]:
     if isinstance(gate.target, FeatureTarget):
-        target = {"feature": _feature_to_json(gate.target)}
+        target = {"feature": feature_to_json(gate.target, gate.unit)}
     else:
         target = {"vector": _vector_to_json(gate.target)}
     return {**target, gate.side: gate.threshold, "unit": gate.unit, **_gate_choices(gate)}
 
 
-def _feature_to_json(target: FeatureTarget) -> dict[str, Any]:
+def feature_to_json(target: FeatureTarget, unit: object) -> dict[str, Any]:
+    """Return the feature with the figures that a strength in ``unit`` may refer to."""
     return {
         "sae": _sae_to_json(target.sae),
         "index": target.index,
         "label": target.label,
         **_scales_to_json(target.scales),
+        **_percentile_to_json(target.scales, unit),
     }
 
 
@@ -162,6 +164,12 @@ def _site_to_json(site: Site) -> dict[str, Any]:
 
 def _typical_norm_to_json(scales: Scales) -> dict[str, float]:
     return {} if scales.typical_norm is None else {"typical_norm": scales.typical_norm}
+
+
+def _percentile_to_json(scales: Scales, unit: object) -> dict[str, float]:
+    """Return the percentile if it is the unit, so that edits in other units stay as they were."""
+    found = scales.activation(unit) if unit in ("p99", "p999") else None
+    return {} if found is None else {str(unit): found}
 
 
 def _scales_to_json(scales: Scales) -> dict[str, float | None]:

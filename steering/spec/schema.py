@@ -68,7 +68,8 @@ def _sae() -> Schema:
 
 
 def _feature() -> Schema:
-    scales = {name: _scale() for name in ("max_activation", "direction_norm", "reference_norm", "typical_norm")}
+    names = ("max_activation", "p99", "p999", "direction_norm", "reference_norm", "typical_norm")
+    scales = {name: _scale() for name in names}
     properties = {"sae": _sae(), "index": _integer(0, MAX_D_SAE - 1), "label": {"type": ["string", "null"]}, **scales}
     return _object(properties, required=("sae", "index"))
 

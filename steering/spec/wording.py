@@ -33,7 +33,13 @@ _VERBS: dict[Operation, str] = {
     "norm_preserving": "keep the norm",
     "reconstruct": "replace by the reconstruction of",
 }
-_UNITS: dict[Unit, str] = {"raw": " raw", "max_act": " × max activation", "resid_norm": " × residual norm"}
+_UNITS: dict[Unit, str] = {
+    "raw": " raw",
+    "max_act": " × max activation",
+    "p99": " × p99",
+    "p999": " × p99.9",
+    "resid_norm": " × residual norm",
+}
 _SCOPES: dict[Scope, str] = {
     "everything": "",
     "thinking": ", in the thinking",

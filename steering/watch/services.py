@@ -60,8 +60,8 @@ def raw_threshold(rule: WatchRule) -> float:
     """Return the threshold as an activation. Raises InvalidProfileError if its unit refers to an unknown figure."""
     try:
         return EditSpec(feature_target(rule.feature), "at_most", rule.threshold, cast("Unit", rule.unit)).raw
-    except MissingScaleError:
-        raise InvalidProfileError(f'The max activation of {rule.feature} is not known; use the unit "raw".') from None
+    except MissingScaleError as error:
+        raise InvalidProfileError(f"{rule.feature}: {error}") from None
 
 
 def record_matches(matches: list[WatchMatch]) -> None:

@@ -23,6 +23,9 @@ class Example:
 class Feature:
     """A feature. ``density``: share of tokens on which it is active. ``max_activation``: the largest one measured.
 
+    ``p99`` and ``p999``: percentiles of its ``num_active`` activations above 0 on ``corpus``, as units of strength
+    steadier than one maximum; None in the results of a search, and if the SAE was not measured.
+
     ``relevance``: 1 for the best match of a search, None otherwise. ``steers_well`` (0 to 1): None if not measured.
     ``examples``, strongest first, ``promoted`` and ``suppressed`` (the tokens whose logits its direction raises and
     lowers most) are empty in the results of a search. ``raw`` is the whole object as the server sent it.
@@ -41,9 +44,14 @@ class Feature:
     promoted: tuple[str, ...] = field(repr=False)
     suppressed: tuple[str, ...] = field(repr=False)
     raw: Mapping[str, Any] = field(repr=False)
+    p99: float | None = None
+    p999: float | None = None
+    num_active: int | None = None
+    corpus: str = ""
 
     @classmethod
     def read(cls, body: Mapping[str, Any]) -> Feature:
+        known = body.get("activation_quantiles") or {}
         lens = body.get("logit_lens") or {}
         return cls(
             sae=body["sae"],
@@ -62,13 +70,19 @@ class Feature:
             promoted=tuple(one["token"] for one in lens.get("promoted", ())),
             suppressed=tuple(one["token"] for one in lens.get("suppressed", ())),
             raw=body,
+            p99=known.get("p99"),
+            p999=known.get("p999"),
+            num_active=known.get("n"),
+            corpus=known.get("corpus", ""),
         )
 
-    def edit(self, strength: float = 1.0, operation: str = "add", **conditions: Any) -> Edit:
+    def edit(self, strength: float | Literal["auto"] = 1.0, operation: str = "add", **conditions: Any) -> Edit:
         """Return an edit for :meth:`Millm.chat` and others.
 
-        ``strength`` is in multiples of ``max_activation`` unless ``unit`` is given. ``operation`` and ``conditions``
-        (``unit``, ``phase``, ``window``, ``only_if_active``, ``gate`` ...) are described in docs/steering.md.
+        ``strength`` is in multiples of ``max_activation`` unless ``unit`` is given: ``"p99"``, ``"p999"``,
+        ``"resid_norm"`` or ``"raw"``. ``"auto"`` is the calibrated strength of a feature whose effect was measured;
+        ``receipt.raw["auto_strengths"]`` has the number that it stood for. ``operation`` and ``conditions`` (``phase``,
+        ``window``, ``only_if_active``, ``gate`` ...) are described in docs/steering.md.
         """
         return {"sae": self.sae, "index": self.index, "operation": operation, "strength": strength, **conditions}
 

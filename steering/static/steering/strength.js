@@ -105,13 +105,16 @@ class StrengthCard {
   }
 
   // The lines below the fields, as if the form were saved.
-  _say({ words, coefficient, push, warning, problem }) {
+  _say({ words, coefficient, figure, push, warning, problem }) {
     const alone = ":not(:has(.form-multiline))"; // a row of several fields has the classes of all of them
     const line = (name) => this._card.querySelector(`:is(.fieldBox.field-${name}, .form-row.field-${name}${alone}) .readonly`);
     const isWarned = push !== null && push > this._levelsHere().strong;
     write(line("words"), words || "–");
     write(line("coefficient"), problem || coefficient || "–", Boolean(problem));
     write(line("push"), push === null ? (problem ? "–" : "unknown") : `${push.toFixed(2)}${isWarned ? " ⚠" : ""}`, isWarned);
+    const unit = this._root.querySelector(".strength-figure");
+    unit.hidden = !figure;
+    unit.textContent = figure ? `Unit: ${figure}.` : "";
     const note = this._root.querySelector(".strength-warning");
     note.hidden = !warning;
     note.textContent = warning;
