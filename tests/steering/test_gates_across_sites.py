@@ -462,7 +462,7 @@ def test_a_policy_that_reads_what_depends_on_another_site_is_refused(pair):
         (vector_gate(0.1, Site(2, "resid_post")), {"site": Site(2, "mlp_out")}, "edits[0].gate.vector: The gate must"),
         (vector_gate(0.1, scope="prompt_mean"), {}, "edits[0].gate.scope: A gate with the scope `prompt_mean` needs"),
         (vector_gate(0.1, scope="prompt_last"), {"phase": "prompt"}, "edits[0].gate.scope: A gate with the scope"),
-        (replace(vector_gate(0.1), unit="max_act"), {}, "edits[0].gate.unit: A gate on a projection supports raw and"),
+        (replace(vector_gate(0.1), unit="max_act"), {}, "edits[0].gate.unit: A gate on a projection supports raw, "),
         (replace(vector_gate(0.1), unit="resid_norm"), {}, "edits[0].gate.unit: The unit `resid_norm` needs"),
         (replace(vector_gate(0.1, measure="cosine"), unit="resid_norm"), {}, "edits[0].gate.unit: A gate on a cosine"),
         (GateSpec(VectorTarget(EARLY, (0.0,) * 4), 0.1, "raw"), {}, "edits[0].gate.vector.values: The vector must"),

@@ -151,7 +151,7 @@ class TestParsing:
         assert self.problems({"operation": "multiply"}, {"unit": "volts", "phase": "late"}) == [
             "edits[0].operation: Expected one of add, clamp, scale, ablate, at_least, at_most, orthogonal,"
             " projection_cap, norm_preserving, reconstruct, got 'multiply'.",
-            "edits[1].unit: Expected one of raw, max_act, resid_norm, got 'volts'.",
+            "edits[1].unit: Expected one of raw, max_act, p99, p999, resid_norm, got 'volts'.",
             "edits[1].phase: Expected one of both, from_last_prompt_token, prompt, generation, got 'late'.",
         ]
 

@@ -66,7 +66,7 @@ def test_thresholds_that_are_no_numbers_are_refused(feature, threshold):
 
 def test_a_unit_without_its_number_is_refused(feature):
     feature.max_activation = None
-    with pytest.raises(InvalidProfileError, match='use the unit "raw"'):
+    with pytest.raises(InvalidProfileError, match="max activation, which is not known; use `raw`"):
         saved(feature)
 
 
