@@ -13,7 +13,7 @@ from django.urls import re_path
 
 from openai_api.analysis.attribution import create_attribution
 from openai_api.analysis.lens import create_logit_lens
-from openai_api.analysis.schemas import AttributionBody, AttributionRequest, LogitLensBody, LogitLensRequest
+from openai_api.analysis.schemas import AttributionBody, AttributionRequest, LogitLensRequest, TextLensBody
 from openai_api.decisions.endpoint import create_decision
 from openai_api.decisions.schemas import DecisionBody, DecisionRequest
 from openai_api.endpoints.anthropic_batches import (
@@ -331,7 +331,7 @@ ROUTES = (
         request=ResidualsRequest, response=ResidualsBody, is_steered=True, errors=(409, 504),
         returns="Residuals by input and site; with `response_format`, a safetensors or npz file."),
     _features("POST", "/v1/logit_lens", create_logit_lens, "createLogitLens",
-        "Predict the next token from each layer", request=LogitLensRequest, response=LogitLensBody, is_steered=True,
+        "Predict the next token from each layer", request=LogitLensRequest, response=TextLensBody, is_steered=True,
         returns="The most likely next tokens by token and layer.", errors=(409, 504)),
     _features("POST", "/v1/attribution", create_attribution, "createAttribution",
         "Attribute a token to features", request=AttributionRequest, response=AttributionBody, is_steered=True,

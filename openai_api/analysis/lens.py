@@ -12,7 +12,7 @@ from inference.captures import CaptureSpec, Span
 from inference.client import LensEvent, LensRequest
 from inference.interventions import Site
 from inference.registry.model_card import ModelCard
-from openai_api.analysis.schemas import DEFAULT_TOP_K, LogitLensBody, LogitLensRequest, TokenLensBody
+from openai_api.analysis.schemas import DEFAULT_TOP_K, LogitLensRequest, TextLensBody, TokenLensBody
 from openai_api.analysis.text import TOO_LARGE, TokenText, analyse, capture, read_text
 from openai_api.generation.prompt import off_loop
 from openai_api.generation.stats import usage_body
@@ -41,7 +41,7 @@ async def logit_lens(
     layers: list[int] | None = None,
     ranges: Sequence[Ends] | None = None,
     top_k: int = DEFAULT_TOP_K,
-) -> LogitLensBody:
+) -> TextLensBody:
     """Capture the residuals after the layers, and predict from each. Raises MillmError."""
     layers = _checked_layers(layers, target.model)
     spans = [Span(*ends) for ends in ranges] if ranges else [Span()]
@@ -65,7 +65,7 @@ async def logit_lens(
         LensEvent,
     )
     data = await off_loop(lambda: _data(found, target, text, layers, places), size=rows * found.tokens.shape[1])
-    body: LogitLensBody = {
+    body: TextLensBody = {
         "object": "logit_lens",
         "model": target.model.record.name,
         "token_ids": list(text.ids),

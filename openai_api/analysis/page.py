@@ -15,7 +15,7 @@ from django.template.loader import render_to_string
 from core.errors import MillmError
 from openai_api.analysis.attribution import attribution
 from openai_api.analysis.lens import logit_lens
-from openai_api.analysis.schemas import AttributionBody, AttributionRequest, LogitLensBody
+from openai_api.analysis.schemas import AttributionBody, AttributionRequest, TextLensBody
 from openai_api.analysis.text import read_text
 from openai_api.backend import get_backend
 from openai_api.database import in_database
@@ -146,7 +146,7 @@ def _sum(bars: Iterable[Bar]) -> Bar:
     return total
 
 
-def _layers(lens: LogitLensBody, found: AttributionBody | None) -> list[dict[str, Any]]:
+def _layers(lens: TextLensBody, found: AttributionBody | None) -> list[dict[str, Any]]:
     """Return the rows of the heat map, the last layer first."""
     (here,) = lens["data"]
     target = None if found is None else found["target"]["id"]
@@ -191,7 +191,7 @@ def _logged(object_id: str, user: SessionUser, answer: int) -> tuple[Replay, dic
     """Return the request and the record of its tokens. Raises MillmError 403, 404 and 400."""
     row = RequestLog.objects.filter(pk=object_id).first() if "\0" not in object_id else None
     if row is None:
-        raise MillmError("The request is no longer in the log.", status=404, code="request_not_found")
+        raise MillmError("The request is no longer in the log.", status=404)
     if not may_see_text(user):
         raise forbidden(HIDDEN, code="permission_denied")
     assert isinstance(user, User)

@@ -147,7 +147,7 @@ class TokenLensBody(TypedDict):
     layers: list[LayerLensBody]
 
 
-class LogitLensBody(TypedDict):
+class TextLensBody(TypedDict):
     object: Literal["logit_lens"]
     model: str
     token_ids: list[int]

@@ -81,3 +81,26 @@ def test_tokens_of_a_logged_request(page: Page, live_site: LiveSite, request_id:
     assert [(one["id"], node["html"][:200]) for one in page.evaluate(RUN_AXE) for node in one["nodes"]] == []
     page.set_viewport_size({"width": 390, "height": 844})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_a_token_is_explained(page: Page, live_site: LiveSite, request_id: str):
+    """Bars of features, the tokens on which each acts, and what layers predict; on a telephone, by axe's rules."""
+    open_row(page, live_site, request_id)
+    page.set_viewport_size({"width": 390, "height": 800})
+    answer = page.locator(".log-token-view section").nth(1)
+    token = answer.locator(".token").nth(3)
+    token.click()
+    answer.get_by_role("button", name="Explain this token").click()
+    explained = answer.locator(".explained")
+    expect(explained.locator(".explained-lens tbody tr")).to_have_count(5)
+    expect(explained.locator("h4").first).to_contain_text((token.text_content() or "").strip())
+    rows = explained.locator(".explained-bars tbody tr")
+    expect(rows.filter(has_text="SAE error")).to_have_count(1)
+    expect(rows.first.locator("a")).to_have_attribute("href", re.compile("/admin/steering/feature/"))
+    rows.first.hover()
+    colours = explained.locator(".explained-text span").evaluate_all("all => all.map(one => one.style.backgroundColor)")
+    places = (rows.first.get_attribute("data-places") or "").split()
+    assert 0 < len([colour for colour in colours if not colour.endswith("/ 0%)")]) <= len(places)
+    page.evaluate(AXE)
+    assert page.evaluate(RUN_AXE) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -333,7 +333,8 @@ def test_the_model_is_left_as_it_was(llama):
 
 def test_cancelled_and_ended_analyses(llama):
     harness = EngineHarness(llama)
-    first, second = harness.add(question(harness)), harness.add(question(harness))
+    asked = [question(harness), question(harness)]
+    first, second = (harness.add(one) for one in asked)
     harness.step()
     harness.cancel(first)
     assert first.finished.reason == "cancelled"
