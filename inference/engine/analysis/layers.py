@@ -58,7 +58,7 @@ class LayerStack:
             found.append(_Arguments(args, {k: v for k, v in kwargs.items() if k != "packed_batch"}))
             return hidden
 
-        self._run(token_ids, range(len(token_ids)), note)
+        self._run(token_ids, range(len(token_ids)), note, num_logits=1)
         return found
 
     def run(self, number: int, hidden: Tensor, arguments: _Arguments) -> Tensor:
@@ -75,16 +75,18 @@ class LayerStack:
         def insert(number: int, hidden: Tensor, _: tuple[Any, ...], __: dict[str, Any]) -> Tensor:
             return rows.unsqueeze(0) if number == last else hidden
 
-        return self._run([0] * len(rows), [0] * len(rows), insert)
+        return self._run([0] * len(rows), [0] * len(rows), insert, num_logits=len(rows))
 
-    def _run(self, token_ids: Sequence[int], places: Sequence[int], act: Callable[..., Tensor]) -> Tensor:
+    def _run(
+        self, token_ids: Sequence[int], places: Sequence[int], act: Callable[..., Tensor], *, num_logits: int
+    ) -> Tensor:
         """Run the module with ``act`` in place of each layer."""
         with whole_text() as text, self._replaced(act):
             output = self._module(
                 input_ids=torch.tensor([token_ids], device=self.device),
                 position_ids=torch.tensor([list(places)], device=self.device),
                 use_cache=False,
-                logits_to_keep=0,
+                logits_to_keep=num_logits,
                 packed_batch=text,
             )
         logits: Tensor = output.logits[0]
