@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from types import UnionType
 from typing import Any, Protocol
 
 from inference.engine.cache.policy import Growth
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 class SteppedModel(Protocol):
     @property
-    def request_type(self) -> type:
+    def request_type(self) -> type | UnionType:
         """The type of request that :meth:`add` accepts."""
 
     @property

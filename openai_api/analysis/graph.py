@@ -102,7 +102,8 @@ def _logit(found: AttributionBody, num_layers: int) -> GraphNode:
     layer, probability = str(num_layers + 1), math.exp(target["logprob"] or 0.0)
     words = target["token"] if contrast is None else f"{target['token']} over {contrast['token']}"
     node = _node(f"{layer}_{target['id']}_{place}", "logit", target["id"], layer, place, js=f"L_{target['id']}-{place}")
-    node.update(token_prob=probability, is_target_logit=True, clerp=f'Output "{words}" (p={probability:.3f})')
+    node["token_prob"], node["is_target_logit"] = probability, True
+    node["clerp"] = f'Output "{words}" (p={probability:.3f})'
     return node
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -209,7 +209,9 @@ def _logged(object_id: str, user: SessionUser, answer: int) -> tuple[Replay, dic
     return read_row(row, viewer=user.pk), {"sae": record["sae"], "tokens": own["tokens"]}
 
 
-def _fields(replay: Replay, record: Mapping[str, Any], answer: int, number: int, prompt: list[int]) -> dict[str, Any]:
+def _fields(
+    replay: Replay, record: Mapping[str, Any], answer: int, number: int, prompt: Sequence[int]
+) -> dict[str, Any]:
     """Return the fields of /v1/attribution. Raises MillmError 400."""
     ids, selection = [token["id"] for token in record["tokens"]], replay.selection
     if number >= len(ids):

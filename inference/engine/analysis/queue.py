@@ -152,5 +152,5 @@ def _ids(request: AnalysisRequest) -> tuple[int, ...]:
 
 def _units(stack: LayerStack, request: AnalysisRequest) -> Units:
     if isinstance(request, LensRequest):
-        return run_lens(stack, request)  # type: ignore[return-value]
-    return run_attribution(stack, request)  # type: ignore[return-value]
+        return run_lens(stack, request)
+    return run_attribution(stack, request)
