@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,11 @@ def test_features_have_the_units_of_strength():
     known = [label.max_activation for label in labels if label.max_activation]
     assert len(known) > 0.9 * 8192
     assert max(known) < 1000
+
+
+def test_features_are_labelled():
+    (file,) = SMOLLM2.folder.glob("features.json*")
+    labels = [one.label for one in read_labels(file, 8192) if one.label]
+    assert len(labels) > 0.85 * 8192
+    for word in ("sea", "cook", "Python", "French", "war", "Christian", "marriage"):
+        assert any(re.search(rf"\b{word}", label, re.IGNORECASE) for label in labels), word

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from inference.analyses import AnalysisRequest
 from inference.engine.config import EngineConfig
 from inference.engine.kernels.accelerator import Accelerate, accelerate
 from inference.engine.messages import (
@@ -71,7 +72,7 @@ class EngineHarness:
         self.transcripts: dict[object, Transcript] = {}
         self._next_sink = 0
 
-    def add(self, request: GenerationRequest | None = None, **fields: Any) -> Transcript:
+    def add(self, request: GenerationRequest | AnalysisRequest | None = None, **fields: Any) -> Transcript:
         sink, self._next_sink = self._next_sink, self._next_sink + 1
         transcript = self.transcripts[sink] = Transcript()
         self._note(self.engine.add(request or build_request(**fields), sink, 0.0))
