@@ -23,8 +23,24 @@ MAX_NODES = 5000
 MAX_LENS_ROWS = 8192
 
 
+class _OfResiduals:
+    """What the server asks of every request, the same for all analyses."""
+
+    __slots__ = ()
+
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        """No tokens: they were counted when the residuals were captured."""
+        return ()
+
+    @property
+    def max_events(self) -> int:
+        """The result and the end."""
+        return 2
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LensRequest:
+class LensRequest(_OfResiduals):
     """Predict the next token from each residual ``[rows, d]`` float32, as if it left the last layer.
 
     The final norm and the unembedding are the model's own. ``count``: the most likely tokens to return. ``targets``: a
@@ -37,15 +53,6 @@ class LensRequest:
     count: int
     targets: tuple[int, ...] = ()
     index: int = 0
-
-    @property
-    def prompt_token_ids(self) -> tuple[int, ...]:
-        """No tokens: those of the residuals were counted when they were captured."""
-        return ()
-
-    @property
-    def max_events(self) -> int:
-        return 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +67,7 @@ class LensEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class AttributionRequest:
+class AttributionRequest(_OfResiduals):
     """Attribute the token that follows the last of ``token_ids`` to the features of an SAE at a residual site.
 
     ``residual`` ``[tokens, d]`` float32: what the SAE reads. ``inputs``: the inputs of the layers after the site, in
@@ -84,15 +91,6 @@ class AttributionRequest:
     max_nodes: int = MAX_NODES
     steered_layers: frozenset[int] = frozenset()
     index: int = 0
-
-    @property
-    def prompt_token_ids(self) -> tuple[int, ...]:
-        """No tokens: they were counted when the residuals were captured."""
-        return ()
-
-    @property
-    def max_events(self) -> int:
-        return 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)

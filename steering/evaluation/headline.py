@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from django.db.models import QuerySet
+
 from inference.models import LanguageModel
 from jobs.running_job import RunningJob
 from steering.corpora.prompt_sets import neutral_prompts
@@ -71,22 +73,25 @@ class Evidence:
 
 def profile_evidence(profile: SteeringProfile) -> list[Evidence]:
     """Return the evidence of the live version, and of the draft if it can steer and its effect is another one."""
-    latest = profile.latest_version
-    edits = _draft_edits(profile)
-    known = {} if latest is None else {latest.fingerprint: latest}
-    prints = [*known, *([] if edits is None else [fingerprint(edits)])]
-    headlines = find_headlines(profile.model, prints)
+    latest, edits = profile.latest_version, _draft_edits(profile)
+    draft = None if edits is None else fingerprint(edits)
+    live = None if latest is None else latest.fingerprint
+    headlines = find_headlines(profile.model, [one for one in (live, draft) if one is not None])
     sweeps = Evaluation.objects.filter(kind=Evaluation.Kind.SWEEP)
     rows = []
     if latest is not None:
-        found = sweeps.filter(version=latest).values_list("pk", "result__recommendation").first() or (None, None)
-        rows.append(Evidence("version", str(latest), headlines.get(latest.fingerprint), found[0], _proposal(*found)))
-    if edits is not None and fingerprint(edits) not in known:
+        rows.append(_evidence("version", str(latest), headlines.get(latest.fingerprint), sweeps.filter(version=latest)))
+    if edits is not None and draft is not None and draft != live:
         of_draft = sweeps.filter(profile=profile, edits=edits_to_json(edits))
-        found = of_draft.values_list("pk", "result__recommendation").first() or (None, None)
-        headline = headlines.get(fingerprint(edits))
-        rows.append(Evidence("draft", f"{profile.name}{DRAFT}", headline, found[0], _proposal(*found)))
+        rows.append(_evidence("draft", f"{profile.name}{DRAFT}", headlines.get(draft), of_draft))
     return rows
+
+
+def _evidence(
+    target: Literal["version", "draft"], label: str, headline: HeadlineKL | None, sweeps: QuerySet[Evaluation]
+) -> Evidence:
+    pk, recommendation = sweeps.values_list("pk", "result__recommendation").first() or (None, None)
+    return Evidence(target, label, headline, pk, _proposal(recommendation))
 
 
 def _draft_edits(profile: SteeringProfile) -> Any:
@@ -97,9 +102,9 @@ def _draft_edits(profile: SteeringProfile) -> Any:
         return None
 
 
-def _proposal(sweep: int | None, found: dict[str, Any] | None) -> str | None:
+def _proposal(found: dict[str, Any] | None) -> str | None:
     """Describe a sweep's recommendation; sweeps of earlier versions have none."""
-    if sweep is None or found is None:
+    if found is None:
         return None
     return f"{found['factor']:g} × the strength" if found["is_found"] else "no strength qualifies"
 

@@ -182,7 +182,7 @@ def _set_gate(row: FeatureEdit, edit: EditSpec, gate: GateSpec, path: str) -> No
         row.gate_vector = edit_to_json(edit)["gate"]["vector"]
         return
     row.gate_feature = _find_feature(row.profile, gate.target, path)
-    if not _is_unchanged(gate, feature_target(row.gate_feature)):
+    if not _keeps(gate, feature_target(row.gate_feature), "raw"):
         row.gate_above, row.gate_unit = gate.raw, FeatureEdit.GateUnit.RAW
 
 
@@ -227,14 +227,15 @@ def _keep_vector_effect(row: FeatureEdit, edit: EditSpec) -> None:
 def _keep_effect(row: FeatureEdit, edit: EditSpec) -> None:
     """Store the strength as a raw value if the values behind its unit have changed."""
     assert row.feature is not None
-    if not _is_unchanged(edit, feature_target(row.feature)):
+    if not _keeps(edit, feature_target(row.feature), "raw", "raw_lower"):
         row.strength, row.lower, row.unit = edit.raw, edit.raw_lower, FeatureEdit.Unit.RAW
 
 
-def _is_unchanged(stored: EditSpec | GateSpec, target: FeatureTarget) -> bool:
-    """Return whether the number has the same raw value with the feature's current figures."""
+def _keeps(stored: EditSpec | GateSpec, target: FeatureTarget, *numbers: str) -> bool:
+    """Return whether these raw numbers are the same with the feature's current figures."""
+    now = replace(stored, target=target)
     try:
-        return replace(stored, target=target).raw == stored.raw
+        return all(getattr(now, name) == getattr(stored, name) for name in numbers)
     except MissingScaleError:  # measured elsewhere only
         return False
 

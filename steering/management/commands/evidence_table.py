@@ -11,8 +11,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from core.commands import MillmCommand
-from jobs.commands import wait_for_end
-from jobs.models import Job
+from jobs.commands import require_success, wait_for_end
 from steering.evaluation.evidence import EvidenceTable, evidence_table, tables_json, tables_markdown
 from steering.evaluation.params import (
     DEFAULT_CONTROLS,
@@ -74,8 +73,7 @@ class Command(MillmCommand):
 
     def _sweep(self, params: SweepParams) -> Evaluation:
         job = wait_for_end(create_evaluation(params=params), self.stdout.write)
-        if job.state != Job.State.SUCCEEDED:
-            raise CommandError(f"The job {job.state}. {job.error}".strip())
+        require_success(job)
         return Evaluation.objects.select_related("version__profile").get(job=job)
 
 
