@@ -29,7 +29,7 @@ from steering.features.catalog import (
     SAERecord,
 )
 from steering.features.logit_lens import LogitLens
-from steering.features.neighbours import NeighbourFeature
+from steering.features.neighbours import CofiringFeatures, NeighbourFeature
 from steering.profiles.resolver import ResolvedProfile, SteeringSelection, find_profile, steer
 from steering.sae_registry.loaded_sae import LoadedSAE
 from steering.watch.watcher import Watch, watch
@@ -107,6 +107,8 @@ class Features(Protocol):
     async def lens(self, sae: SAERecord, index: int) -> LogitLens: ...
 
     async def neighbours(self, sae: SAERecord, index: int, count: int) -> list[NeighbourFeature]: ...
+
+    async def cofiring(self, sae: SAERecord, index: int) -> CofiringFeatures: ...
 
     async def effect(self, sae: SAERecord, index: int) -> EffectRecord: ...
 

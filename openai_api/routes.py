@@ -31,7 +31,7 @@ from openai_api.endpoints.completions import create_completion
 from openai_api.endpoints.embeddings import create_embeddings
 from openai_api.endpoints.feature_activations import read_activations
 from openai_api.endpoints.feature_contrast import contrast_features
-from openai_api.endpoints.features import get_effect, get_feature, get_neighbours, search_features
+from openai_api.endpoints.features import get_cofiring, get_effect, get_feature, get_neighbours, search_features
 from openai_api.endpoints.files import (
     cancel_file_upload,
     complete_file_upload,
@@ -108,6 +108,7 @@ from openai_api.media.video_schemas import (
     video_form,
 )
 from openai_api.openapi.parameters import (
+    COFIRING,
     FILE_FORM,
     LOGIT_LENS,
     MODEL,
@@ -193,6 +194,7 @@ from openai_api.schemas.chat import (
 from openai_api.schemas.completions import CompletionRequest
 from openai_api.schemas.embeddings import EmbeddingsRequest
 from openai_api.schemas.features import (
+    CofiringBody,
     FeatureActivationsBody,
     FeatureActivationsRequest,
     FeatureContrastBody,
@@ -342,6 +344,8 @@ ROUTES = (
         errors=(409, 504)),
     _features("GET", "/v1/features/{sae:path}/{index}/effect", get_effect, "retrieveFeatureEffect",
         "Get the measured effect of a feature", response=FeatureEffectBody),
+    _features("GET", "/v1/features/{sae:path}/{index}/cofiring", get_cofiring, "listCofiringFeatures",
+        "List features active on the same tokens", response=CofiringBody, query=COFIRING, errors=(409,)),
     _features("GET", "/v1/features/{sae:path}/{index}/neighbours", get_neighbours, "listFeatureNeighbours",
         "List features with similar decoder rows", response=NeighboursBody, query=NEIGHBOURS, errors=(409,)),
     _features("GET", "/v1/features/{sae:path}/{index}", get_feature, "retrieveFeature", "Get a feature",

@@ -17,12 +17,13 @@ from management_api.serializers import ReadSerializer, StrictInput, Text, descri
 from management_api.viewset import Filters, Resource
 from steering.effects.store import not_measured
 from steering.errors import EffectNotMeasuredError
+from steering.features.neighbours import find_cofiring
 from steering.features.ranked_search import FeatureSearch, search_features
 from steering.features.search import FeatureQuerySet
 from steering.features.services import label_feature
 from steering.models import Feature, FeatureEffect
 
-NOT_LISTED = ("traffic_examples", "examples", "histogram")  # some kilobytes per row
+NOT_LISTED = ("traffic_examples", "examples", "example_bands", "cofiring", "histogram")  # some kilobytes per row
 
 
 class FeatureOut(ReadSerializer):
@@ -58,7 +59,41 @@ class Quantiles(TypedDict):
     corpus: str
 
 
+class CofiringOut(TypedDict):
+    """A feature active on the same tokens: phi, the correlation of "active" of both, and on how many tokens."""
+
+    index: int
+    label: str
+    phi: float
+    tokens: int
+
+
+class CofiringsOut(TypedDict):
+    num_tokens: int
+    features: list[CofiringOut]
+
+
+class BandExample(TypedDict):
+    tokens: list[str]
+    values: list[float]
+
+
+class ExampleBandOut(TypedDict):
+    """Examples with a largest activation above ``low`` and at most ``high`` times that of the feature."""
+
+    low: float
+    high: float
+    num_texts: int
+    examples: list[BandExample]
+
+
 class FeatureDetail(FeatureOut):
+    cofiring = serializers.SerializerMethodField(
+        help_text="The features active on the same tokens; null if the SAE was not measured since this figure exists."
+    )
+    example_bands = serializers.SerializerMethodField(
+        help_text="Examples by activation; empty if the SAE was not measured, or the feature never active."
+    )
     activation_quantiles = serializers.SerializerMethodField(
         help_text="Computed from the histogram; null if the SAE was not measured, or the feature never active."
     )
@@ -67,8 +102,19 @@ class FeatureDetail(FeatureOut):
     class Meta(FeatureOut.Meta):
         fields: tuple[str, ...] = (
             *FeatureOut.Meta.fields,
-            *("examples", "examples_source", "histogram", "activation_quantiles"),
+            *("examples", "examples_source", "example_bands", "cofiring", "histogram", "activation_quantiles"),
         )
+
+    def get_cofiring(self, feature: Feature) -> CofiringsOut | None:
+        found = find_cofiring(feature)
+        if found is None:
+            return None
+        rows = [CofiringOut(index=one.index, label=one.label, phi=one.phi, tokens=one.tokens) for one in found.features]
+        return CofiringsOut(num_tokens=found.num_tokens, features=rows)
+
+    def get_example_bands(self, feature: Feature) -> list[ExampleBandOut]:
+        bands: list[ExampleBandOut] = feature.example_bands
+        return bands
 
     def get_activation_quantiles(self, feature: Feature) -> Quantiles | None:
         found = feature.quantiles

@@ -17,9 +17,12 @@ from openai_api.http.call import Call
 from openai_api.http.endpoint import json_response
 from openai_api.http.errors import client_message, invalid, timed_out
 from openai_api.schemas.features import (
+    CofiringBody,
+    ExampleBandBody,
     FeatureBody,
     FeatureDetailBody,
     FeatureEffectBody,
+    FeatureExampleBody,
     FeatureListBody,
     FeatureSearchRequest,
     HistogramBody,
@@ -29,6 +32,7 @@ from openai_api.schemas.features import (
     QuantilesBody,
 )
 from steering.features.catalog import (
+    ExampleBand,
     FeatureDetail,
     FeatureQuery,
     FeatureRecord,
@@ -37,8 +41,9 @@ from steering.features.catalog import (
     QueryEmbedding,
     SAERecord,
 )
+from steering.features.labels import FeatureExample
 from steering.features.logit_lens import LensToken, LogitLens
-from steering.features.neighbours import MAX_NEIGHBOURS
+from steering.features.neighbours import MAX_COFIRING, MAX_NEIGHBOURS
 
 DEFAULT_LIMIT = 20
 DEFAULT_NEIGHBOURS = 10
@@ -101,10 +106,8 @@ async def get_feature(call: Call, sae: str, index: str) -> HttpResponseBase:
         "examples_source": found.examples_source,
         "histogram": histogram_body(found.histogram),
         "activation_quantiles": quantiles_body(found),
-        "examples": [
-            {"tokens": list(one.tokens), "values": list(one.values), "max_value": one.max_value}
-            for one in found.examples
-        ],
+        "examples": [example_body(one) for one in found.examples],
+        "example_bands": [band_body(one) for one in found.bands],
         "logit_lens": lens_body(lens) if lens is not None else None,
         "logit_lens_error": reason,
     }
@@ -136,9 +139,28 @@ async def get_effect(call: Call, sae: str, index: str) -> HttpResponseBase:
     return json_response(body)
 
 
+async def get_cofiring(call: Call, sae: str, index: str) -> HttpResponseBase:
+    """Return the features that are active on the same tokens."""
+    limit = count_limit(call.request.GET.get("limit", str(DEFAULT_NEIGHBOURS)), MAX_COFIRING)
+    record = await find_sae(call, sae)
+    number = feature_number(index)
+    found = await get_backend().features().cofiring(record, number)
+    body: CofiringBody = {
+        "object": "list",
+        "sae": record.name,
+        "index": number,
+        "num_tokens": found.num_tokens,
+        "data": [
+            {"index": one.index, "label": one.label or None, "phi": one.phi, "tokens": one.tokens}
+            for one in found.features[:limit]
+        ],
+    }
+    return json_response(body)
+
+
 async def get_neighbours(call: Call, sae: str, index: str) -> HttpResponseBase:
     """Return the features with the most similar decoder rows."""
-    limit = neighbour_limit(call.request.GET.get("limit", str(DEFAULT_NEIGHBOURS)))
+    limit = count_limit(call.request.GET.get("limit", str(DEFAULT_NEIGHBOURS)), MAX_NEIGHBOURS)
     record = await find_sae(call, sae)
     number = feature_number(index)
     found = await get_backend().features().neighbours(record, number, limit)
@@ -151,9 +173,9 @@ async def get_neighbours(call: Call, sae: str, index: str) -> HttpResponseBase:
     return json_response(body)
 
 
-def neighbour_limit(value: str) -> int:
-    if not (value.isascii() and value.isdecimal() and len(value) <= _MAX_DIGITS and 1 <= int(value) <= MAX_NEIGHBOURS):
-        raise invalid(f"`limit` must be an integer from 1 to {MAX_NEIGHBOURS}.", param="limit")
+def count_limit(value: str, most: int) -> int:
+    if not (value.isascii() and value.isdecimal() and len(value) <= _MAX_DIGITS and 1 <= int(value) <= most):
+        raise invalid(f"`limit` must be an integer from 1 to {most}.", param="limit")
     return int(value)
 
 
@@ -221,6 +243,15 @@ def feature_body(record: FeatureRecord) -> FeatureBody:
         "relevance": record.relevance,
         "steers_well": record.steers_well,
     }
+
+
+def example_body(example: FeatureExample) -> FeatureExampleBody:
+    return {"tokens": list(example.tokens), "values": list(example.values), "max_value": example.max_value}
+
+
+def band_body(band: ExampleBand) -> ExampleBandBody:
+    examples = [example_body(one) for one in band.examples]
+    return {"low": band.low, "high": band.high, "num_texts": band.num_texts, "examples": examples}
 
 
 def histogram_body(histogram: Histogram | None) -> HistogramBody | None:

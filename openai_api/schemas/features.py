@@ -78,6 +78,15 @@ class FeatureExampleBody(TypedDict):
     max_value: float
 
 
+class ExampleBandBody(TypedDict):
+    """Examples with a largest activation above ``low`` and at most ``high`` times that of the feature."""
+
+    low: float
+    high: float
+    num_texts: int
+    examples: list[FeatureExampleBody]
+
+
 class HistogramBody(TypedDict):
     """``counts[i]`` is the number of activations in the interval (``i * width``, ``(i + 1) * width``]."""
 
@@ -117,6 +126,7 @@ class FeatureDetailBody(FeatureBody):
     max_activation_source: Literal["import", "measured"] | None
     examples: list[FeatureExampleBody]
     examples_source: str
+    example_bands: list[ExampleBandBody]
     histogram: HistogramBody | None
     activation_quantiles: QuantilesBody | None
     logit_lens: LogitLensBody | None
@@ -150,6 +160,25 @@ class FeatureEffectBody(TypedDict):
     curve: list[tuple[float, float]]
     samples: list[EffectSampleBody]
     measured_at: str
+
+
+class CofiringFeatureBody(TypedDict):
+    """``phi``: correlation of "active" with the other feature, 0 to 1. ``tokens``: how often both are active."""
+
+    index: int
+    label: str | None
+    phi: float
+    tokens: int
+
+
+class CofiringBody(TypedDict):
+    """Largest phi first, counted on ``num_tokens`` tokens of the corpus that the SAE was measured on."""
+
+    object: Literal["list"]
+    sae: str
+    index: int
+    num_tokens: int
+    data: list[CofiringFeatureBody]
 
 
 class NeighbourBody(TypedDict):

@@ -33,7 +33,7 @@ from steering.features.logit_lens import (
     LogitLens,
     get_lens_worker,
 )
-from steering.features.neighbours import find_neighbours
+from steering.features.neighbours import find_cofiring, find_neighbours
 from steering.features.ranked_search import FeatureSearch, meaning_scores
 from steering.features.search import IN_ORDER, FeatureQuerySet
 from steering.features.services import label_feature, steer_with_feature
@@ -61,6 +61,17 @@ def _with_shares(tokens: Sequence[LensToken]) -> list[tuple[LensToken, float]]:
     """Return the tokens with their logits as a share of the most extreme one."""
     largest = max((abs(token.logit) for token in tokens), default=0.0) or 1.0
     return [(token, round(abs(token.logit) / largest, 3)) for token in tokens]
+
+
+def _cofiring(feature: Feature) -> dict[str, Any] | None:
+    """Return the features that fire with one, with links, and the number of tokens; None if it was not measured."""
+    found = find_cofiring(feature)
+    if found is None:
+        return None
+    places = [quote(f"{feature.sae.name}.{row.index}") for row in found.features[:NUM_NEIGHBOURS]]
+    urls = [reverse("admin:steering_feature_change", args=[place]) for place in places]
+    rows = list(zip(found.features, urls, strict=False))
+    return {"num_tokens": found.num_tokens, "rows": rows}
 
 
 def _lens(feature: Feature) -> LogitLens:
@@ -434,6 +445,11 @@ class FeatureAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
             "histogram": histogram_picture(feature.histogram),
             "quantiles": feature.quantiles,
             "examples": example_rows(feature.examples),
+            "bands": [
+                {**band, "range": f"{band['low']:.0%} to {band['high']:.0%}", "rows": example_rows(band["examples"])}
+                for band in feature.example_bands
+            ],
+            "cofiring": _cofiring(feature),
             "traffic_examples": example_rows(feature.traffic_examples) if sees_traffic else (),
             "effect": effect,
             "score": "" if effect is None else f"{effect.steers_well:.4f}",

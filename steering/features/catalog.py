@@ -12,10 +12,10 @@ from django.db.models import F
 
 from inference.files.sources import ModelSource
 from inference.steering_refs import SAESource
-from steering.errors import EffectNotMeasuredError, SteeringError, UnknownSAEError
+from steering.errors import EffectNotMeasuredError, SAENotMeasuredError, SteeringError, UnknownSAEError
 from steering.features.labels import FeatureExample
 from steering.features.logit_lens import LensBusyError, LensTarget, LensUnavailableError, LogitLens, get_lens_worker
-from steering.features.neighbours import NeighbourFeature, find_neighbours
+from steering.features.neighbours import CofiringFeatures, NeighbourFeature, find_cofiring, find_neighbours
 from steering.features.ranked_search import FeatureSearch, Sort, search_features
 from steering.features.semantic_search import LabelsNotEmbeddedError, QueryEmbedding
 from steering.measuring.quantiles import ActivationQuantiles
@@ -78,11 +78,24 @@ class Histogram:
 
 
 @dataclass(frozen=True, slots=True)
+class ExampleBand:
+    """Examples whose largest activation is above ``low`` and at most ``high`` times that of the feature.
+
+    ``num_texts``: how many texts of the corpus are in the band.
+    """
+
+    low: float
+    high: float
+    num_texts: int
+    examples: tuple[FeatureExample, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class FeatureDetail:
     """A feature with its examples and statistics.
 
     ``max_activation_source`` is "import", "measured" or empty, ``examples_source`` the corpus or "imported".
-    ``histogram`` and ``quantiles`` were measured on ``corpus``.
+    ``histogram``, ``quantiles`` and ``bands`` were measured on ``corpus``.
     """
 
     feature: FeatureRecord
@@ -93,6 +106,7 @@ class FeatureDetail:
     histogram: Histogram | None = None
     quantiles: ActivationQuantiles | None = None
     corpus: str = ""
+    bands: tuple[ExampleBand, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +170,10 @@ class FeatureCatalog:
         """Return features with similar decoder rows, see :func:`steering.features.neighbours.find_neighbours`."""
         return await self._run(lambda: _neighbours(sae, index, count))
 
+    async def cofiring(self, sae: SAERecord, index: int) -> CofiringFeatures:
+        """Return features that are active on the same tokens. Raise FeatureNotFoundError or SAENotMeasuredError."""
+        return await self._run(lambda: _cofiring(sae, index))
+
     async def effect(self, sae: SAERecord, index: int) -> EffectRecord:
         """Return the measured effect of a feature. Raise FeatureNotFoundError or EffectNotMeasuredError."""
         return await self._run(lambda: _effect(sae, index))
@@ -209,6 +227,7 @@ def _detail(sae: SAERecord, index: int) -> FeatureDetail:
         Histogram(row.histogram["width"], tuple(row.histogram["counts"])) if row.histogram else None,
         row.quantiles,
         row.sae.corpus,
+        tuple(_band(band) for band in row.example_bands),
     )
 
 
@@ -216,6 +235,17 @@ def _neighbours(sae: SAERecord, index: int, count: int) -> list[NeighbourFeature
     if index >= sae.d_sae:
         raise _not_found(sae, index)
     return find_neighbours(sae.pk, sae.files, index, count)
+
+
+def _cofiring(sae: SAERecord, index: int) -> CofiringFeatures:
+    row = Feature.objects.filter(sae_id=sae.pk, index=index).only("sae_id", "index", "cofiring").first()
+    if row is None:
+        raise _not_found(sae, index)
+    if (found := find_cofiring(row)) is None:
+        raise SAENotMeasuredError(
+            f"The features that are active together were not measured for `{sae.name}`; measure the SAE again."
+        )
+    return found
 
 
 def _effect(sae: SAERecord, index: int) -> EffectRecord:
@@ -263,6 +293,10 @@ def _record(row: Feature, *, relevance: float | None = None, steers_well: float 
 
 def _examples(stored: Sequence[Mapping[str, Any]]) -> list[FeatureExample]:
     return [FeatureExample(tuple(item["tokens"]), tuple(item["values"])) for item in stored]
+
+
+def _band(stored: Mapping[str, Any]) -> ExampleBand:
+    return ExampleBand(stored["low"], stored["high"], stored["num_texts"], tuple(_examples(stored["examples"])))
 
 
 def _with_own_connection(read: Callable[[], T]) -> T:

@@ -48,7 +48,8 @@ class SteerForm(forms.Form):
         operation.choices = [(name, labels[name]) for name in _OPERATIONS]
         unit = self.fields["unit"]
         assert isinstance(unit, forms.ChoiceField)
-        unit.choices = [(name, _unit_label(feature, name, label)) for name, label in _known_units(feature)]
+        unit.choices = _known_units(feature)
+        unit.help_text = "; ".join(words for name, _ in unit.choices if (words := feature.unit_words(name)))
         unit.initial = default_unit(feature)
         self.fields["strength"].help_text = 'For "scale by", a factor'
         effect = getattr(feature, "effect", None)
@@ -76,11 +77,6 @@ class SteerForm(forms.Form):
 
 def _known_units(feature: Feature) -> list[tuple[str, str]]:
     return [choice for choice in FeatureEdit.Unit.choices if choice[0] == "raw" or feature.unit_words(choice[0])]
-
-
-def _unit_label(feature: Feature, unit: str, label: str) -> str:
-    words = feature.unit_words(unit)
-    return f"{label} ({words})" if words else label
 
 
 def _label(unit: Unit) -> str:

@@ -1,4 +1,4 @@
-"""Features with similar decoder rows."""
+"""Features near another one: with similar decoder rows, or active on the same tokens."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from steering.models import Feature
 from steering.profiles.compilation import get_compiler
 
 MAX_NEIGHBOURS = 100
+MAX_COFIRING = 20  # as many as are stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,38 @@ class NeighbourFeature:
     index: int
     cosine: float
     label: str
+
+
+@dataclass(frozen=True, slots=True)
+class CofiringFeature:
+    """A feature that is active on the same tokens as another one.
+
+    ``phi`` is the correlation of "active" between both, 0 to 1; ``tokens``: how often both are active.
+    """
+
+    index: int
+    phi: float
+    tokens: int
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class CofiringFeatures:
+    """The features that fire with another one, the largest phi first, counted on ``num_tokens`` tokens."""
+
+    num_tokens: int
+    features: tuple[CofiringFeature, ...]
+
+
+def find_cofiring(feature: Feature) -> CofiringFeatures | None:
+    """Return the features that fire with one, by its last measurement; None if none has measured it."""
+    if feature.cofiring is None:
+        return None
+    rows = feature.cofiring["features"]
+    others = Feature.objects.filter(sae_id=feature.sae_id, index__in=[row[0] for row in rows])
+    labels = dict(others.values_list("index", "label"))
+    found = tuple(CofiringFeature(index, phi, tokens, labels.get(index, "")) for index, phi, tokens in rows)
+    return CofiringFeatures(feature.cofiring["num_tokens"], found)
 
 
 def find_neighbours(sae: int, source: SAESource, index: int, count: int) -> list[NeighbourFeature]:

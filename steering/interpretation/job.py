@@ -32,6 +32,7 @@ SOURCE = "interpreted by "
 AT_ONCE = 4  # features
 NUM_NEGATIVES = 4
 MIN_EXAMPLES = 2
+MIN_BAND = 0.25  # of the largest activation: below, a text often says nothing about the label
 GIVE_UP_AFTER = 24  # features, if none of them could be labelled because requests failed
 _LABEL_TOKENS = 24
 _DECISION_TOKENS = 3
@@ -142,7 +143,7 @@ def open_features(sae: SAE, *, replaces: bool) -> FeatureQuerySet:
 
 def _interpret(sae: SAE, features: Sequence[Feature], interpreter: Interpreter) -> list[str]:
     """Label some features; return for each "labelled", "nonsense", "failed" or "edited" (by someone meanwhile)."""
-    explained = [(feature.examples[::2], feature.examples[1::2]) for feature in features]
+    explained = [(feature.examples[::2], _held_out(feature)) for feature in features]
     prompts = [
         explanation_prompt(own, feature.top_tokens[:5]) for feature, (own, _) in zip(features, explained, strict=True)
     ]
@@ -169,6 +170,12 @@ def _interpret(sae: SAE, features: Sequence[Feature], interpreter: Interpreter) 
         is_stored = _store(feature, label, detection_score(sides[True], sides[False]), interpreter.name)
         outcomes.append("labelled" if is_stored else "edited")
     return outcomes
+
+
+def _held_out(feature: Feature) -> list[Mapping[str, Any]]:
+    """Return examples for detection: half of the top ones, and one of each band that is not weak."""
+    bands = [band["examples"][0] for band in feature.example_bands if band["examples"] and band["low"] >= MIN_BAND]
+    return [*feature.examples[1::2], *bands]
 
 
 def _others(sae: SAE, feature: Feature) -> list[Mapping[str, Any]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -17,6 +18,7 @@ from steering.measuring.accumulators import (
     SinkFinder,
     TopActivatingTexts,
 )
+from steering.measuring.activity import CofiringFeature, SparseActivity, spread_over
 from steering.measuring.document import TokenisedDocument
 from steering.saes.errors import InvalidSAEError
 
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 
 NUM_EXAMPLES = 5
 EXAMPLE_TOKENS = 48
+BANDS = ((0.75, 1.0), (0.5, 0.75), (0.25, 0.5), (0.0, 0.25))
+BAND_EXAMPLES = 3
+BAND_TOKENS = 24
 _CHUNK_BYTES = 32 << 20  # activations computed at once
 
 
@@ -50,13 +55,38 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
+class ActivationBand:
+    """Excerpts whose largest activation is above ``low`` and at most ``high`` times that of the feature.
+
+    ``num_documents``: how many of the documents that were kept have their largest activation there.
+    """
+
+    low: float
+    high: float
+    num_documents: int
+    excerpts: tuple[Excerpt, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class FeatureFacts:
-    """Statistics of one feature on the corpus. ``density`` is the share of ordinary tokens on which it fires."""
+    """Statistics of one feature on the corpus. ``density`` is the share of ordinary tokens on which it fires.
+
+    ``excerpts`` are those with the largest activations, ``bands`` others, by strength.
+    """
 
     max_activation: float
     density: float
     histogram: Histogram
     excerpts: tuple[Excerpt, ...]
+    bands: tuple[ActivationBand, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cofiring:
+    """For each feature the others that are active on the same of ``num_tokens`` ordinary tokens."""
+
+    num_tokens: int
+    features: tuple[tuple[CofiringFeature, ...], ...]
 
 
 class Measurement:
@@ -70,6 +100,7 @@ class Measurement:
         self._largest = torch.zeros(d_sae)
         self._histogram = GrowingHistogram(d_sae)
         self._strongest = TopActivatingTexts(d_sae, num_texts=num_examples, width=EXAMPLE_TOKENS)
+        self._activity = SparseActivity(d_sae)
 
     @property
     def num_tokens(self) -> int:
@@ -85,7 +116,14 @@ class Measurement:
 
     def feature(self, index: int) -> FeatureFacts:
         density = int(self._num_active[index]) / max(1, self.num_tokens)
-        return FeatureFacts(float(self._largest[index]), density, self._histogram.of(index), self._strongest.of(index))
+        largest, strongest = float(self._largest[index]), self._strongest.of(index)
+        bands = tuple(self._bands(index, largest, {one.document for one in strongest}))
+        return FeatureFacts(largest, density, self._histogram.of(index), strongest, bands)
+
+    @cached_property
+    def cofiring(self) -> Cofiring:
+        """The features that are active on the same tokens, for each feature. Slow for a wide SAE."""
+        return Cofiring(self._activity.num_tokens, tuple(self._activity.cofiring()))
 
     def add(self, number: int, document: TokenisedDocument, h: Tensor, sae: SparseAutoencoder) -> None:
         """Add the residuals ``[tokens, d_in]`` of a document; excerpts refer to it by ``number``."""
@@ -99,6 +137,15 @@ class Measurement:
         self._largest = torch.maximum(self._largest, activations.amax(0))
         self._histogram.add(activations)
         self._strongest.add(number, activations)
+        self._activity.add(number, activations, ordinary)
+
+    def _bands(self, index: int, largest: float, shown: Collection[int]) -> Iterator[ActivationBand]:
+        peaks = self._activity.peaks(index) if largest > 0 else []
+        for low, high in BANDS if peaks else ():
+            own = [peak for peak in peaks if low * largest < peak.value <= high * largest]
+            chosen = spread_over(own, BAND_EXAMPLES, shown)
+            excerpts = tuple(self._activity.excerpt(index, peak, BAND_TOKENS) for peak in chosen)
+            yield ActivationBand(low, high, len(own), excerpts)
 
 
 @torch.inference_mode()

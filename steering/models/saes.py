@@ -134,6 +134,12 @@ class Feature(models.Model):
     )
     examples_source = models.CharField(max_length=200, blank=True, help_text="Corpus or import of the examples.")
     histogram = models.JSONField(null=True, blank=True, help_text="Activation histogram: bin width and counts.")
+    example_bands = models.JSONField(
+        default=list, blank=True, help_text="Examples by activation: bounds as shares of the largest one, and texts."
+    )
+    cofiring = models.JSONField(
+        null=True, blank=True, help_text="Features active on the same tokens: index, phi and number of tokens of each."
+    )
     traffic_examples = models.JSONField(
         default=list, blank=True, help_text="Examples from requests whose keys allow it."
     )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from django.db import transaction
 from django.utils import timezone
@@ -21,9 +21,10 @@ from steering.profiles.snapshot import registered_saes, source_of
 
 if TYPE_CHECKING:
     from inference.text.model_text import ModelText
+    from steering.measuring.accumulators import Excerpt
     from steering.measuring.document import TokenisedDocument
     from steering.measuring.loss import LossReader, SplicedLoss
-    from steering.measuring.measurement import FeatureFacts, Measurement, Progress
+    from steering.measuring.measurement import ActivationBand, Cofiring, FeatureFacts, Measurement, Progress
 
 _BATCH = 1000
 _FAR = 4.0  # imported maxima that differ from measured ones by more than this factor are probably of another SAE
@@ -36,6 +37,8 @@ _WRITTEN = (
     "examples",
     "examples_source",
     "histogram",
+    "example_bands",
+    "cofiring",
 )
 
 
@@ -60,12 +63,12 @@ class MeasuredSAE:
     loss: SplicedLoss | None
 
     def examples(self, facts: FeatureFacts) -> tuple[FeatureExample, ...]:
-        return tuple(
-            FeatureExample(
-                tuple(self._texts(excerpt.document, excerpt.start, len(excerpt.values))),
-                tuple(round(value, 4) for value in excerpt.values),
-            )
-            for excerpt in facts.excerpts
+        return tuple(map(self.example, facts.excerpts))
+
+    def example(self, excerpt: Excerpt) -> FeatureExample:
+        return FeatureExample(
+            tuple(self._texts(excerpt.document, excerpt.start, len(excerpt.values))),
+            tuple(round(value, 4) for value in excerpt.values),
         )
 
     def examples_of(self, index: int) -> tuple[FeatureExample, ...]:
@@ -92,6 +95,7 @@ def measure(sae: SAE, reader: LossReader, params: MeasureParams, progress: Progr
     site = Site(sae.layer, cast("SiteKind", sae.site))
     documents = tokenise(params.corpus, reader.text, params.num_tokens)
     measurement = measure_sae(weights, site, documents, reader, report)
+    _ = measurement.cofiring  # computed here, outside the transaction that stores it
     causes = find_causes(weights, site, reader.num_layers, measurement, documents, reader)
     num = len(documents)
     loss = measure_loss(weights, site, documents, measurement, reader, lambda done, total: report(num, num))
@@ -144,11 +148,23 @@ def _fill(row: Feature, facts: FeatureFacts, checked: MeasuredSAE) -> None:
     if replaces or row.max_activation_source != Feature.Source.IMPORT:
         row.max_activation, row.density = facts.max_activation or None, facts.density
         row.max_activation_source = Feature.Source.MEASURED
+    row.example_bands = [band_json(band, map(checked.example, band.excerpts)) for band in facts.bands]
+    row.cofiring = cofiring_json(checked.measurement.cofiring, row.index)
     row.histogram = {"width": facts.histogram.width, "counts": list(facts.histogram.counts)}
     if replaces or row.examples_source != IMPORTED:
         examples = checked.examples(facts)
         row.examples, row.examples_source = [example_json(one) for one in examples], checked.params.corpus.label
         row.top_tokens = row.top_tokens or list(top_tokens(examples))
+
+
+def band_json(band: ActivationBand, examples: Iterable[FeatureExample]) -> dict[str, Any]:
+    rows = [example_json(one) for one in examples]
+    return {"low": band.low, "high": band.high, "num_texts": band.num_documents, "examples": rows}
+
+
+def cofiring_json(cofiring: Cofiring, index: int) -> dict[str, Any]:
+    rows = [[one.index, round(one.phi, 4), one.tokens] for one in cofiring.features[index]]
+    return {"num_tokens": cofiring.num_tokens, "features": rows}
 
 
 def _import_doubts(ratios: Sequence[float]) -> Iterator[str]:

@@ -17,7 +17,7 @@ SAES = "/admin/steering/sae/"
 def test_measure_find_look_and_steer(page: Page, live_site: LiveSite):
     page.goto(f"{live_site.url}{SAES}")
     page.click("#result_list tbody th a")
-    page.fill("#check [name=tokens]", "1500")
+    page.fill("#check [name=tokens]", "8000")
     page.click("#check button")
     state = page.locator("#content")
     for _ in range(120):
@@ -39,8 +39,12 @@ def test_measure_find_look_and_steer(page: Page, live_site: LiveSite):
     expect(page.locator("svg.steering-histogram")).to_be_visible()
     expect(page.locator("#lens table").first).to_be_visible()
     expect(page.locator("#examples mark").first).to_be_visible()
+    expect(page.locator("#bands mark").first).to_be_visible()
+    expect(page.locator("#cofiring table a").first).to_be_visible()
+    expect(page.locator("#facts")).to_contain_text("activations above 0, corpus default")
 
     page.fill("#steer [name=new_name]", "from-the-page")
+    page.select_option("#steer [name=unit]", "p99")
     page.click("#steer button")
     expect(page.locator(".messagelist")).to_contain_text('to draft "from-the-page"')
 

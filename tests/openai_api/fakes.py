@@ -43,7 +43,7 @@ from steering.errors import (
 )
 from steering.features.catalog import EffectRecord, FeatureDetail, FeatureQuery, FeatureRecord, SAERecord
 from steering.features.logit_lens import LogitLens
-from steering.features.neighbours import NeighbourFeature
+from steering.features.neighbours import CofiringFeatures, NeighbourFeature
 from steering.profiles.resolver import ResolvedProfile, SteeringSelection
 from steering.sae_registry.loaded_sae import LoadedSAE
 from tests.builders import build_tokenizer
@@ -423,6 +423,9 @@ class NoFeatures:
 
     async def neighbours(self, sae: SAERecord, index: int, count: int) -> list[NeighbourFeature]:
         raise AssertionError("neighbours")
+
+    async def cofiring(self, sae: SAERecord, index: int) -> CofiringFeatures:
+        raise AssertionError("cofiring")
 
     async def effect(self, sae: SAERecord, index: int) -> EffectRecord:
         raise AssertionError("effect")

@@ -11,9 +11,10 @@ from core.runtime import runtime
 from inference.files.sources import ModelSource
 from inference.steering_refs import SAESource
 from openai_api.backend import BACKEND, get_backend
-from steering.errors import EffectNotMeasuredError, UnknownSAEError
+from steering.errors import EffectNotMeasuredError, SAENotMeasuredError, UnknownSAEError
 from steering.features.catalog import (
     EffectRecord,
+    ExampleBand,
     FeatureCatalog,
     FeatureDetail,
     FeatureNotFoundError,
@@ -25,7 +26,8 @@ from steering.features.catalog import (
 )
 from steering.features.labels import FeatureExample
 from steering.features.logit_lens import LensBusyError, LensToken, LensUnavailableError, LogitLens
-from steering.features.neighbours import NeighbourFeature
+from steering.features.neighbours import CofiringFeature, CofiringFeatures, NeighbourFeature
+from steering.measuring.quantiles import ActivationQuantiles
 from steering.models import SAE, Feature
 from tests.openai_api.conftest import Api
 from tests.openai_api.fakes import NoFeatures
@@ -60,7 +62,9 @@ class FakeFeatures(NoFeatures):
         if index >= sae.d_sae:
             raise FeatureNotFoundError(f"The SAE has features 0 to {sae.d_sae - 1}.")
         examples = (FeatureExample((" the", " rain"), (0.0, 4.0)),)
-        return FeatureDetail(RAIN, 1.5, examples, "measured", "default abc", Histogram(0.5, (3, 1)))
+        histogram, quantiles = Histogram(0.5, (3, 1)), ActivationQuantiles(0.75, 0.875, 4)
+        bands = (ExampleBand(0.5, 0.75, 12, examples),)
+        return FeatureDetail(RAIN, 1.5, examples, "measured", "default abc", histogram, quantiles, "default abc", bands)
 
     async def effect(self, sae: SAERecord, index: int) -> EffectRecord:
         if index != 3:
@@ -82,6 +86,11 @@ class FakeFeatures(NoFeatures):
 
     async def neighbours(self, sae: SAERecord, index: int, count: int) -> list[NeighbourFeature]:
         return [NeighbourFeature(7, 0.5, ""), NeighbourFeature(8, 0.4, "rain")][:count]
+
+    async def cofiring(self, sae: SAERecord, index: int) -> CofiringFeatures:
+        if index != 3:
+            raise SAENotMeasuredError("Measure the SAE again.")
+        return CofiringFeatures(900, (CofiringFeature(7, 0.5, 40, ""), CofiringFeature(8, 0.25, 20, "rain")))
 
     async def lens(self, sae: SAERecord, index: int) -> LogitLens:
         self.looks.append(index)
@@ -205,6 +214,8 @@ async def test_look_up(api: Api, features: FakeFeatures, path: str):
     assert body["examples"] == [{"tokens": [" the", " rain"], "values": [0.0, 4.0], "max_value": 4.0}]
     assert (body["max_activation_source"], body["examples_source"]) == ("measured", "default abc")
     assert body["histogram"] == {"width": 0.5, "counts": [3, 1]}
+    assert body["activation_quantiles"] == {"p99": 0.75, "p999": 0.875, "n": 4, "corpus": "default abc"}
+    assert body["example_bands"] == [{"low": 0.5, "high": 0.75, "num_texts": 12, "examples": body["examples"]}]
     assert body["logit_lens"]["promoted"] == [{"id": 5, "token": " wet", "logit": 2.5}]
     assert body["logit_lens"]["suppressed"] == [{"id": 6, "token": " dry", "logit": -2.5}]
     assert body["logit_lens_error"] is None
@@ -224,6 +235,17 @@ async def test_effect_and_neighbours(api: Api, features: FakeFeatures):
         response = await api.client.get(f"/v1/features/org/sae/3/neighbours?limit={limit}")
         assert (response.status_code, response.json()["error"]["param"]) == (400, "limit")
     assert (await api.client.get("/v1/features/none/3/effect")).status_code == 404
+
+
+async def test_cofiring(api: Api, features: FakeFeatures):
+    body = (await api.client.get("/v1/features/org/sae/3/cofiring?limit=1")).json()
+    validator("CofiringBody").validate(body)
+    assert body["num_tokens"] == 900
+    assert body["data"] == [{"index": 7, "label": None, "phi": 0.5, "tokens": 40}]
+    response = await api.client.get("/v1/features/org/sae/4/cofiring")
+    assert (response.status_code, response.json()["error"]["code"]) == (409, "sae_not_measured")
+    response = await api.client.get("/v1/features/org/sae/3/cofiring?limit=21")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "limit")
 
 
 async def test_without_the_lens(api: Api, features: FakeFeatures):

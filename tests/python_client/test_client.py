@@ -301,6 +301,11 @@ class TestFeatures:
         cosines[RAIN] = -1.0
         assert [one.cosine for one in found] == pytest.approx(sorted(cosines, reverse=True)[:3], abs=1e-4)
 
+    def test_features_that_fire_together_need_a_measurement(self, m: Millm) -> None:
+        with pytest.raises(openai.ConflictError) as found:
+            m.features.cofiring("demo-sae", RAIN)
+        assert found.value.code == "sae_not_measured"
+
     def test_an_effect_that_was_not_measured(self, m: Millm) -> None:
         with pytest.raises(openai.APIStatusError) as found:
             m.features.effect("demo-sae", 2_047)

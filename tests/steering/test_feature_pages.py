@@ -126,6 +126,26 @@ class TestPage:
         assert [int(index) for index, _ in found] == cosines.topk(10).indices.tolist()
         assert float(found[0][1]) == pytest.approx(float(cosines.max()), abs=0.006)
 
+    def test_features_that_fire_together_and_weaker_activations(self, admin, measured):
+        html = page(admin, CHANGE, measured.pk)
+        assert f'Not measured. <a href="/admin/steering/sae/{measured.sae_id}/change/#check">Measure</a>' in html
+        assert "Weaker activations" not in html
+        other = {"tokens": ["some ", NASTY], "values": [0.0, 1.0]}
+        measured.cofiring = {"num_tokens": 900, "features": [[7, 0.51, 40], [8, 0.2, 9]]}
+        measured.example_bands = [
+            {"low": 0.5, "high": 0.75, "num_texts": 12, "examples": [other]},
+            {"low": 0.25, "high": 0.5, "num_texts": 1, "examples": []},
+        ]
+        measured.save()
+        Feature.objects.filter(sae=measured.sae, index=7).update(label="drizzle")
+        html = page(admin, CHANGE, measured.pk)
+        assert "Active on the same of 900 tokens" in html
+        assert re.search(r'\.7/change/">#7 drizzle</a></td><td>40</td><td>0.51</td>', html)
+        assert "50% to 75%" in html
+        assert "12 texts" in html
+        assert "1 text<" in html
+        assert NASTY not in html
+
     def test_text_is_asked_for_separately(self, admin, measured):
         html = page(admin, CHANGE, measured.pk)
         assert 'id="id_test_text"' in html

@@ -79,6 +79,13 @@ def test_figures_are_kept(model, sae):
     assert max(feature.examples[0]["values"]) == pytest.approx(feature.max_activation, abs=1e-3)
     assert feature.examples_source == "tales abc"
     assert sum(feature.histogram["counts"]) == (a[:, strongest] > 0).sum()
+    assert feature.cofiring["num_tokens"] == len(h)
+    phi = np.corrcoef(a > 0, rowvar=False)
+    for index, value, tokens in feature.cofiring["features"]:
+        assert tokens == (a[:, [strongest, index]] > 0).all(1).sum()
+        assert value == pytest.approx(phi[strongest, index], abs=1e-3)
+    assert any(row.cofiring["features"] for row in sae.features.all())
+    assert sum(band["num_texts"] for band in feature.example_bands) == len(feature.examples)
 
 
 def test_imported_numbers_stay_unless_they_are_to_be_replaced(model, sae):

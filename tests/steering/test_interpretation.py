@@ -143,6 +143,18 @@ class TestJob:
         assert run_interpretation(again, FakeInterpreter())["labelled"] == 2
         assert open_sae.features.get(index=10).label == ""
 
+    def test_detection_sees_weaker_texts_too(self, open_sae):
+        weak = [{"tokens": [f" {name} rain"], "values": [1.0]} for name in ("middling", "faint")]
+        bands = [
+            {"low": low, "high": 1, "num_texts": 1, "examples": [one]}
+            for low, one in zip((0.25, 0.0), weak, strict=True)
+        ]
+        open_sae.features.filter(index=10).update(example_bands=bands)
+        asked = FakeInterpreter()
+        run_interpretation(job_of(open_sae, limit=1), asked)
+        assert sum("middling" in prompt for prompt in asked.prompts) == 1
+        assert not any("faint" in prompt for prompt in asked.prompts)
+
     def test_limit(self, open_sae):
         assert run_interpretation(job_of(open_sae, limit=3), FakeInterpreter())["labelled"] == 3
 

@@ -10,7 +10,7 @@ from millm.analyses import Attribution, FeatureNode, LayerPrediction, LogitLens,
 from millm.answers import Answer, AnswerStream, Receipt, SiteEffect
 from millm.client import Millm
 from millm.directions import Method
-from millm.features import Example, Feature, FeatureEffect, Neighbour
+from millm.features import Cofiring, Example, ExampleBand, Feature, FeatureEffect, Neighbour
 from millm.jobs import JobFailedError, Progress
 from millm.management import SAE, Corpus, Version
 from millm.places import Site
@@ -27,9 +27,11 @@ __all__ = [
     "Answer",
     "AnswerStream",
     "Attribution",
+    "Cofiring",
     "Corpus",
     "Edit",
     "Example",
+    "ExampleBand",
     "Feature",
     "FeatureEffect",
     "FeatureNode",

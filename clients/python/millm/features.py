@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,6 +20,19 @@ class Example:
 
 
 @dataclass(frozen=True)
+class ExampleBand:
+    """Examples whose largest activation is above ``low`` and at most ``high`` times that of the feature.
+
+    ``num_texts``: how many texts of the corpus are in the band.
+    """
+
+    low: float
+    high: float
+    num_texts: int
+    examples: tuple[Example, ...]
+
+
+@dataclass(frozen=True)
 class Feature:
     """A feature. ``density``: share of tokens on which it is active. ``max_activation``: the largest one measured.
 
@@ -27,8 +40,9 @@ class Feature:
     steadier than one maximum; None in the results of a search, and if the SAE was not measured.
 
     ``relevance``: 1 for the best match of a search, None otherwise. ``steers_well`` (0 to 1): None if not measured.
-    ``examples``, strongest first, ``promoted`` and ``suppressed`` (the tokens whose logits its direction raises and
-    lowers most) are empty in the results of a search. ``raw`` is the whole object as the server sent it.
+    ``examples``, strongest first, ``bands`` (others, by activation), ``promoted`` and ``suppressed`` (the tokens whose
+    logits its direction raises and lowers most) are empty in the results of a search. ``raw`` is the whole object as
+    the server sent it.
     """
 
     sae: str
@@ -48,6 +62,7 @@ class Feature:
     p999: float | None = None
     num_active: int | None = None
     corpus: str = ""
+    bands: tuple[ExampleBand, ...] = field(default=(), repr=False)
 
     @classmethod
     def read(cls, body: Mapping[str, Any]) -> Feature:
@@ -63,10 +78,7 @@ class Feature:
             density=body["density"],
             relevance=body.get("relevance"),
             steers_well=body.get("steers_well"),
-            examples=tuple(
-                Example(tuple(one["tokens"]), tuple(one["values"]), one["max_value"])
-                for one in body.get("examples", ())
-            ),
+            examples=_examples(body.get("examples", ())),
             promoted=tuple(one["token"] for one in lens.get("promoted", ())),
             suppressed=tuple(one["token"] for one in lens.get("suppressed", ())),
             raw=body,
@@ -74,6 +86,10 @@ class Feature:
             p999=known.get("p999"),
             num_active=known.get("n"),
             corpus=known.get("corpus", ""),
+            bands=tuple(
+                ExampleBand(one["low"], one["high"], one["num_texts"], _examples(one["examples"]))
+                for one in body.get("example_bands", ())
+            ),
         )
 
     def edit(self, strength: float | Literal["auto"] = 1.0, operation: str = "add", **conditions: Any) -> Edit:
@@ -85,6 +101,23 @@ class Feature:
         ``window``, ``only_if_active``, ``gate`` ...) are described in docs/steering.md.
         """
         return {"sae": self.sae, "index": self.index, "operation": operation, "strength": strength, **conditions}
+
+
+def _examples(rows: Iterable[Mapping[str, Any]]) -> tuple[Example, ...]:
+    return tuple(Example(tuple(one["tokens"]), tuple(one["values"]), one["max_value"]) for one in rows)
+
+
+@dataclass(frozen=True)
+class Cofiring:
+    """A feature that is active on the same tokens. ``label``: empty if there is none.
+
+    ``phi``: correlation of "active" between both features, 0 to 1. ``tokens``: on how many tokens both are active.
+    """
+
+    index: int
+    label: str
+    phi: float
+    tokens: int
 
 
 @dataclass(frozen=True)
@@ -159,6 +192,14 @@ class Features:
         """Return the features of the same SAE whose decoder rows are the most similar, most similar first."""
         found = self.transport.get(f"features/{sae}/{index}/neighbours", limit=limit)["data"]
         return [Neighbour(one["index"], one["label"] or "", one["cosine"]) for one in found]
+
+    def cofiring(self, sae: str, index: int, *, limit: int = 10) -> list[Cofiring]:
+        """Return the features of the same SAE that are active on the same tokens of its corpus, largest phi first.
+
+        Raise openai.ConflictError if the SAE was not measured. ``limit``: at most 20.
+        """
+        found = self.transport.get(f"features/{sae}/{index}/cofiring", limit=limit)["data"]
+        return [Cofiring(one["index"], one["label"] or "", one["phi"], one["tokens"]) for one in found]
 
     def effect(self, sae: str, index: int) -> FeatureEffect:
         """Return the measured effect of a feature. Raise openai.NotFoundError if it was not measured."""
