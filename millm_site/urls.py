@@ -63,6 +63,7 @@ urlpatterns = [
     path("admin/", admin.site.urls),
     path("v1/", include("openai_api.routes")),
     path("", include(root_urlpatterns)),
+    path("api/", include("openai_api.neuronpedia.routes")),
     path("api/", include("management_api.urls")),
     path("health", health.ready, name="health"),
     path("health/live", health.live, name="health-live"),

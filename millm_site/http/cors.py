@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 
 MIDDLEWARE = "corsheaders.middleware.CorsMiddleware"
-API_ROOTS = "v1|v2|tokenize|detokenize|tokenizer_info|rerank|score"
+NEURONPEDIA = "feature|activation|search-all|search-topk-by-token|explanation|steer|steer-chat"  # below /api
+API_ROOTS = f"v1|v2|tokenize|detokenize|tokenizer_info|rerank|score|api/(?:{NEURONPEDIA})"
 API_PATHS = rf"^/({API_ROOTS})(/|$)"
 ORIGIN = re.compile(r"https?://[^/\s?#@*]+")
 REQUEST_HEADERS = (

@@ -58,7 +58,7 @@ async def search_features(call: Call) -> HttpResponseBase:
     query = FeatureQuery(
         text=request.query,
         models=searched_models(call, request.model),
-        sae=sae.name if sae is not None else None,
+        saes=frozenset({sae.name}) if sae is not None else None,
         limit=limit + 1,
         offset=request.offset or 0,
         meaning=await embed_query(call, request) if request.embedding_model is not None else None,

@@ -152,6 +152,22 @@ class GenerationStats:
         )
 
 
+def total_outcome(outcomes: Sequence[Outcome], receipts: Sequence[SteeringReceipt], *, completion: str) -> Outcome:
+    """Return the outcome of all generations of a request, which share one log row."""
+    return Outcome(
+        usage=sum((one.usage for one in outcomes), Usage()),
+        completion=completion,
+        finish_reason=outcomes[-1].finish_reason,
+        steering_expected=sum(one.steering_expected for one in outcomes),
+        steering_applied=sum(one.steering_applied for one in outcomes),
+        steering_effects=tuple(site_bodies(receipts)),
+        queue_ms=outcomes[0].queue_ms,
+        ttft_ms=outcomes[0].ttft_ms,
+        findings=tuple(finding for one in outcomes for finding in one.findings),
+        tokens=tuple(record for one in outcomes for record in one.tokens),
+    )
+
+
 def _milliseconds(seconds: Iterable[float | None]) -> float | None:
     """Return the smallest of ``seconds`` in milliseconds."""
     known = [value for value in seconds if value is not None]

@@ -208,6 +208,11 @@ def speaks_anthropic(request: HttpRequest) -> bool:
     return VERSION_HEADER in request.headers or path == MESSAGES or path.startswith(f"{MESSAGES}/")
 
 
+def neuronpedia_error(error: MillmError) -> dict[str, Any]:
+    """Return the error in Neuronpedia's form. ``param`` and ``code`` are extensions."""
+    return {"message": client_message(error), "param": error.param, "code": error.code}
+
+
 def anthropic_error(error: MillmError) -> dict[str, Any]:
     """Return the error in Anthropic's form. ``param`` and ``code`` are extensions, which its clients ignore."""
     kind = TYPES.get(error.status, "invalid_request_error")

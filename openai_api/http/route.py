@@ -14,7 +14,7 @@ from openai_api.http.errors import openai_error
 from openai_api.keys.scopes import Scope
 from openai_api.schemas.base import ListQuery, RequestSchema
 
-_PREFIX = "/v1/"
+_ROOT = re.compile(r"/(?:v1|api)/")  # what the patterns are relative to
 _PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
 Schema = Mapping[str, Any]
 Method = Literal["GET", "POST", "DELETE"]
@@ -76,13 +76,13 @@ def by_path(routes: Iterable[Route]) -> dict[str, list[Route]]:
 
 
 def url_patterns(routes: Iterable[Route]) -> list[URLPattern]:
-    """Return one URL pattern, relative to /v1, for each path; a trailing slash is accepted."""
+    """Return one URL pattern, relative to /v1 or /api, for each path; a trailing slash is accepted."""
     return [_url_pattern(group) for group in by_path(routes).values()]
 
 
 def _url_pattern(routes: Sequence[Route]) -> URLPattern:
     first = routes[0]
-    path = first.path.removeprefix(_PREFIX)
+    path = _ROOT.sub("", first.path, count=1)
     pattern = _PARAMETER.sub(lambda match: f"(?P<{match[1]}>{'.+?' if match[2] else '[^/]+'})", path)
     prefix = f"(?:{first.alias}/)?" if first.alias else ""
     handlers = {route.method: route.handler for route in routes}

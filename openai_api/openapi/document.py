@@ -7,12 +7,15 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.json_schema import models_json_schema
 
-from openai_api.openapi.operation import REF, Schema, paths
+from openai_api.neuronpedia.routes import ROUTES as NEURONPEDIA_ROUTES
+from openai_api.neuronpedia.schemas import NeuronpediaErrorBody
+from openai_api.openapi.operation import REF, Schema, item_of, paths
 from openai_api.routes import ROUTES
 from openai_api.schemas.anthropic import AnthropicErrorBody
 from openai_api.schemas.bodies import ErrorBody
 
 VERSION = "0.1.0"
+ALL_ROUTES = (*ROUTES, *NEURONPEDIA_ROUTES)
 
 
 def document() -> Schema:
@@ -26,7 +29,7 @@ def document() -> Schema:
         "servers": [{"url": "/"}],
         "security": [{"bearer": []}, {"api-key": []}, {"x-api-key": []}, {}],
         "paths": {
-            **paths(ROUTES),
+            **paths(ALL_ROUTES),
             "/health/live": {"get": _health("live", "Check whether the process is running", failing=False)},
             "/health/ready": {"get": _health("ready", "Check whether the server is ready for requests", failing=True)},
         },
@@ -40,7 +43,7 @@ def _health(operation: str, summary: str, *, failing: bool) -> Schema:
 
 
 def _schemas() -> Schema:
-    schemas = dict.fromkeys(route.request for route in ROUTES if route.request is not None)
+    schemas = dict.fromkeys(route.request for route in ALL_ROUTES if route.request is not None)
     _, requests = models_json_schema([(schema, "validation") for schema in schemas], ref_template=REF)
     definitions: Schema = dict(requests["$defs"])
     for schema in schemas:
@@ -52,9 +55,9 @@ def _schemas() -> Schema:
 
 
 def _answers() -> list[type[Any]]:
-    found = [answer for route in ROUTES for answer in (route.response, route.events)]
-    named = [answer for answer in found if answer not in {None, bytes, dict}]
-    return list(dict.fromkeys([*named, ErrorBody, AnthropicErrorBody]))
+    found = [answer for route in ALL_ROUTES for answer in (route.response, route.events)]
+    named = [item_of(answer) for answer in found if answer not in {None, bytes, dict}]
+    return list(dict.fromkeys([*named, ErrorBody, AnthropicErrorBody, NeuronpediaErrorBody]))
 
 
 def _security() -> Schema:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, get_args, get_origin
 
-from openai_api.http.errors import anthropic_error
+from openai_api.http.errors import anthropic_error, neuronpedia_error, openai_error
 from openai_api.http.route import Route, by_path
 from openai_api.keys.scopes import Scope
+from openai_api.neuronpedia.schemas import NeuronpediaErrorBody
 from openai_api.openapi.parameters import PROFILE_HEADER
 from openai_api.schemas.anthropic import AnthropicErrorBody
 from openai_api.schemas.bodies import ErrorBody
@@ -31,6 +32,11 @@ ERRORS = {
     503: "The model or the server is not ready; see Retry-After.",
     504: "The request took longer than the server allows.",
     507: "The server's disk is full.",
+}
+ERROR_BODIES: dict[object, type[Any]] = {
+    openai_error: ErrorBody,
+    anthropic_error: AnthropicErrorBody,
+    neuronpedia_error: NeuronpediaErrorBody,
 }
 ALWAYS = {401, 403, 404, 429, 500, 503}
 OF_BODIES = {400, 413, 415}
@@ -63,8 +69,7 @@ def operation(route: Route) -> Schema:
         bodies["multipart/form-data"] = {"schema": route.form}
     if bodies:
         described["requestBody"] = {"required": True, "content": bodies}
-    body = AnthropicErrorBody if route.error_body is anthropic_error else ErrorBody
-    content = {"application/json": {"schema": ref(body)}}
+    content = {"application/json": {"schema": ref(ERROR_BODIES[route.error_body])}}
     errors = {str(status): {"description": ERRORS[status], "content": content} for status in _errors(route)}
     described["responses"] = {**_answers(route), **errors}
     return described
@@ -111,4 +116,12 @@ def _answers(route: Route) -> Schema:
 
 
 def ref(schema: type[Any]) -> Schema:
+    if get_origin(schema) is list:
+        return {"type": "array", "items": ref(item_of(schema))}
     return {"type": "object"} if schema is dict else {"$ref": REF.format(model=schema.__name__)}
+
+
+def item_of(schema: type[Any]) -> type[Any]:
+    """Return the type of the items of a list; another type itself."""
+    item: type[Any] = get_args(schema)[0] if get_origin(schema) is list else schema
+    return item

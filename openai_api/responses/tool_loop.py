@@ -15,7 +15,7 @@ from openai_api.database import in_database
 from openai_api.endpoints.chat import plan_chat
 from openai_api.generation.answer import AnswerPlan
 from openai_api.generation.run import Generation
-from openai_api.generation.stats import site_bodies, steering_body
+from openai_api.generation.stats import steering_body, total_outcome
 from openai_api.generation.target import Target
 from openai_api.http.call import Call
 from openai_api.http.errors import unavailable
@@ -113,27 +113,12 @@ class ToolLoop:
             if not self._is_closed:
                 self._is_closed = True
                 self._end_round()
-                self.call.outcome = _total(self._outcomes, self._receipts)
+                completion = "".join(one.completion for one in self._outcomes)
+                self.call.outcome = total_outcome(self._outcomes, self._receipts, completion=completion)
 
     def _end_round(self) -> None:
         self._generation.close()
         self._outcomes.append(self._generation.outcome)
-
-
-def _total(outcomes: Sequence[Outcome], receipts: Sequence[SteeringReceipt]) -> Outcome:
-    """Return the outcome of all generations, which share one log row."""
-    return Outcome(
-        usage=sum((one.usage for one in outcomes), Usage()),
-        completion="".join(one.completion for one in outcomes),
-        finish_reason=outcomes[-1].finish_reason,
-        steering_expected=sum(one.steering_expected for one in outcomes),
-        steering_applied=sum(one.steering_applied for one in outcomes),
-        steering_effects=tuple(site_bodies(receipts)),
-        queue_ms=outcomes[0].queue_ms,
-        ttft_ms=outcomes[0].ttft_ms,
-        findings=tuple(finding for one in outcomes for finding in one.findings),
-        tokens=tuple(record for one in outcomes for record in one.tokens),
-    )
 
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from steering.spec.parsing import MAX_EDITS, MAX_WIDTH
 from steering.spec.units import MAX_STRENGTH, Scales
 
 NAME = "Neuronpedia"
-_METHODS: dict[str, Operation] = {"SIMPLE_ADDITIVE": "add", "ORTHOGONAL_DECOMP": "orthogonal"}
+METHODS: dict[str, Operation] = {"SIMPLE_ADDITIVE": "add", "ORTHOGONAL_DECOMP": "orthogonal"}
 _SOURCE = re.compile(r"(\d{1,4})-\S{1,200}")
 _HOOK = re.compile(r"blocks\.(\d{1,4})\.hook_(resid_pre|resid_post|mlp_out)")
 # Generation parameters belong to requests, not to profiles.
@@ -76,9 +76,9 @@ def read(value: object, reading: ImportContext) -> list[ImportedProfile]:
 def _method(fields: Fields, reading: ImportContext) -> _Method:
     if "strength_multiplier" not in fields:
         reading.doubt("The file has no strength_multiplier; 1 is used.")
-    name = fields.choice("steer_method", tuple(_METHODS), "SIMPLE_ADDITIVE")
+    name = fields.choice("steer_method", tuple(METHODS), "SIMPLE_ADDITIVE")
     return _Method(
-        _METHODS[name],
+        METHODS[name],
         fields.number("strength_multiplier", limit=MAX_STRENGTH, default=1.0),
         fields.flag("normalize_steering"),
         fields.flag("steer_special_tokens"),

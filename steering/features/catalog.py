@@ -132,7 +132,7 @@ class EffectRecord:
 
 @dataclass(frozen=True, slots=True)
 class FeatureQuery:
-    """A search among the features of ``models``; ``sae`` restricts it to one SAE.
+    """A search among the features of ``models``; ``saes`` restricts it to SAEs of these names.
 
     With ``meaning`` (the query embedded by a registered model) or ``by_tokens`` (by the token embeddings of the SAE's
     own model), labels with a similar meaning are found too.
@@ -140,7 +140,7 @@ class FeatureQuery:
 
     text: str
     models: frozenset[str]
-    sae: str | None
+    saes: frozenset[str] | None
     limit: int
     offset: int = 0
     meaning: QueryEmbedding | None = None
@@ -161,6 +161,14 @@ class FeatureCatalog:
     async def sae(self, name: str) -> SAERecord:
         """Return the SAE. Raise UnknownSAEError for an unknown name."""
         return await self._run(lambda: _sae(name))
+
+    async def saes(self, model: str) -> tuple[SAERecord, ...]:
+        """Return the SAEs of a model, given its registered name, by name."""
+        return await self._run(lambda: _saes(model))
+
+    async def records(self, sae: SAERecord, indices: Iterable[int]) -> dict[int, FeatureRecord]:
+        """Return the known features among ``indices``, by index."""
+        return await self._run(lambda: _records(sae, indices))
 
     async def detail(self, sae: SAERecord, index: int) -> FeatureDetail:
         """Return one feature. Raise FeatureNotFoundError if the index is out of range."""
@@ -198,8 +206,8 @@ class FeatureCatalog:
 
 def _search(query: FeatureQuery) -> tuple[FeatureRecord, ...]:
     rows = Feature.objects.filter(sae__model__name__in=query.models).select_related("sae__model")
-    if query.sae is not None:
-        rows = rows.filter(sae__name=query.sae)
+    if query.saes is not None:
+        rows = rows.filter(sae__name__in=query.saes)
     search = FeatureSearch(query.text, query.limit, query.offset, query.sort, query.meaning, query.by_tokens)
     found = search_features(rows, search)
     return tuple(_record(one.feature, relevance=one.relevance, steers_well=one.steers_well) for one in found)
@@ -209,8 +217,23 @@ def _sae(name: str) -> SAERecord:
     row = SAE.objects.filter(name=name).select_related("model").first() if "\0" not in name else None
     if row is None:
         raise UnknownSAEError(f"The SAE `{name[:100]}` does not exist on this server.")
+    return _sae_record(row)
+
+
+def _saes(model: str) -> tuple[SAERecord, ...]:
+    rows = SAE.objects.filter(model__name=model).select_related("model").order_by("name")
+    return tuple(_sae_record(row) for row in rows)
+
+
+def _sae_record(row: SAE) -> SAERecord:
     files = SAESource(row.name, row.checksum, row.source, row.revision, row.subfolder)
     return SAERecord(row.pk, row.name, row.model.name, row.layer, row.site, row.d_sae, files, row.model.model_source)
+
+
+def _records(sae: SAERecord, indices: Iterable[int]) -> dict[int, FeatureRecord]:
+    rows = Feature.objects.filter(sae_id=sae.pk, index__in=set(indices)).select_related("sae__model")
+    rows = rows.annotate(steers_well=F("effect__steers_well")).defer("examples", "traffic_examples", "histogram")
+    return {row.index: _record(row, steers_well=row.steers_well) for row in rows}
 
 
 def _detail(sae: SAERecord, index: int) -> FeatureDetail:

@@ -60,6 +60,12 @@ def parse_hook_name(name: str) -> Site:
     raise InvalidSAEError(f"The hook {shown(name)} is not supported. Supported: {known}, model.layers.N.")
 
 
+def hook_name(site: Site) -> str:
+    """Return TransformerLens' name of a site."""
+    kinds = {kind: name for name, kind in _KINDS.items()}
+    return f"blocks.{site.layer}.{kinds[site.kind]}"
+
+
 def transcoder_site(input_hook: str, output_hook: str = "") -> Site:
     """Return the site where a transcoder writes: the output of the MLP whose input it reads.
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import save
 
-from inference.interventions import Site, SiteKind
+from inference.interventions import Site
+from steering.saes.hooks import hook_name
 from steering.training.recipe import TrainingRecipe
 from steering.training.store import replace_file
 
@@ -18,12 +19,6 @@ if TYPE_CHECKING:
 
 CONFIG, WEIGHTS, HEALTH = "cfg.json", "sae_weights.safetensors", "health.json"
 SAELENS = "6.54.0"
-_HOOKS: dict[SiteKind, str] = {
-    "resid_pre": "blocks.{}.hook_resid_pre",
-    "resid_post": "blocks.{}.hook_resid_post",
-    "mlp_out": "blocks.{}.hook_mlp_out",
-    "attn_out": "blocks.{}.attn.hook_z",
-}
 
 
 def write_sae(
@@ -66,7 +61,7 @@ def _config(
         "reshape_activations": "hook_z" if site.kind == "attn_out" else "none",
         "metadata": {
             "model_name": model_name,
-            "hook_name": _HOOKS[site.kind].format(site.layer),
+            "hook_name": hook_name(site),
             "prepend_bos": False,
             "context_size": context_size,
             "exclude_special_tokens": True,

@@ -70,8 +70,8 @@ def run_comply(url: str, form: str) -> dict[str, dict[str, Any]]:
     return {result["id"]: result for result in results}
 
 
-def run_python(environment: str, program: str, url: str, **variables: str) -> Report:
-    return _run([str(python_of(environment)), str(PROGRAMS / f"{program}.py"), url], variables)
+def run_python(environment: str, program: str, url: str, *arguments: str, **variables: str) -> Report:
+    return _run([str(python_of(environment)), str(PROGRAMS / f"{program}.py"), url, *arguments], variables)
 
 
 def run_node(program: str, url: str) -> Report:

@@ -415,6 +415,12 @@ class NoFeatures:
     async def sae(self, name: str) -> SAERecord:
         raise AssertionError("sae")
 
+    async def saes(self, model: str) -> tuple[SAERecord, ...]:
+        raise AssertionError("saes")
+
+    async def records(self, sae: SAERecord, indices: Iterable[int]) -> dict[int, FeatureRecord]:
+        raise AssertionError("records")
+
     async def detail(self, sae: SAERecord, index: int) -> FeatureDetail:
         raise AssertionError("detail")
 

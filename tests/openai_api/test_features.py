@@ -147,7 +147,7 @@ async def test_pages(api: Api, features: FakeFeatures):
     body = (await search(api, limit=2, offset=4, sae="org/sae", model="small")).json()
 
     assert (len(body["data"]), body["has_more"]) == (2, True)
-    assert features.queries == [FeatureQuery("rain", frozenset({"tiny"}), "org/sae", 3, 4)]
+    assert features.queries == [FeatureQuery("rain", frozenset({"tiny"}), frozenset({"org/sae"}), 3, 4)]
     assert api.log.only.model == "tiny"
 
 
@@ -303,7 +303,7 @@ def test_the_reader_reads_the_database(django_user_model: Any):
         (found,) = await reader.search(FeatureQuery("rainy or rain", frozenset({"tiny"}), None, 5))
         assert (found.sae, found.model, found.index) == ("s", "tiny", 0)
         assert await reader.search(FeatureQuery("rain", frozenset({"other"}), None, 5)) == ()
-        assert await reader.search(FeatureQuery("rain", frozenset({"tiny"}), "other", 5)) == ()
+        assert await reader.search(FeatureQuery("rain", frozenset({"tiny"}), frozenset({"other"}), 5)) == ()
         record = await reader.sae("s")
         assert (await reader.detail(record, 0)).examples == (FeatureExample(("a",), (1.0,)),)
         with pytest.raises(FeatureNotFoundError, match="features 0 to 1, got 7"):
