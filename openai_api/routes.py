@@ -108,7 +108,6 @@ from openai_api.media.video_schemas import (
     video_form,
 )
 from openai_api.openapi.parameters import (
-    COFIRING,
     FILE_FORM,
     LOGIT_LENS,
     MODEL,
@@ -345,7 +344,7 @@ ROUTES = (
     _features("GET", "/v1/features/{sae:path}/{index}/effect", get_effect, "retrieveFeatureEffect",
         "Get the measured effect of a feature", response=FeatureEffectBody),
     _features("GET", "/v1/features/{sae:path}/{index}/cofiring", get_cofiring, "listCofiringFeatures",
-        "List features active on the same tokens", response=CofiringBody, query=COFIRING, errors=(409,)),
+        "List features active on the same tokens", response=CofiringBody, query=NEIGHBOURS, errors=(409,)),
     _features("GET", "/v1/features/{sae:path}/{index}/neighbours", get_neighbours, "listFeatureNeighbours",
         "List features with similar decoder rows", response=NeighboursBody, query=NEIGHBOURS, errors=(409,)),
     _features("GET", "/v1/features/{sae:path}/{index}", get_feature, "retrieveFeature", "Get a feature",

@@ -43,7 +43,8 @@ class FeatureOut(ReadSerializer):
 
 class FoundFeatureOut(FeatureOut):
     relevance = serializers.FloatField(
-        allow_null=True, help_text="1 for the best match; null if the matches are not ranked."
+        allow_null=True,
+        help_text="With `meaning`: cosine similarity of query and label, 0 to 1. By words: 1 for the best match.",
     )
 
     class Meta(FeatureOut.Meta):

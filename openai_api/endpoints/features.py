@@ -43,7 +43,7 @@ from steering.features.catalog import (
 )
 from steering.features.labels import FeatureExample
 from steering.features.logit_lens import LensToken, LogitLens
-from steering.features.neighbours import MAX_COFIRING, MAX_NEIGHBOURS
+from steering.features.neighbours import MAX_NEIGHBOURS
 
 DEFAULT_LIMIT = 20
 DEFAULT_NEIGHBOURS = 10
@@ -141,7 +141,7 @@ async def get_effect(call: Call, sae: str, index: str) -> HttpResponseBase:
 
 async def get_cofiring(call: Call, sae: str, index: str) -> HttpResponseBase:
     """Return the features that are active on the same tokens."""
-    limit = count_limit(call.request.GET.get("limit", str(DEFAULT_NEIGHBOURS)), MAX_COFIRING)
+    limit = count_limit(call.request.GET.get("limit", str(DEFAULT_NEIGHBOURS)), MAX_NEIGHBOURS)
     record = await find_sae(call, sae)
     number = feature_number(index)
     found = await get_backend().features().cofiring(record, number)

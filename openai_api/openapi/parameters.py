@@ -37,13 +37,6 @@ LOGIT_LENS = (
         description="Whether to compute the tokens that the feature promotes and suppresses.",
     ),
 )
-COFIRING = (
-    _query(
-        "limit",
-        {"type": "integer", "minimum": 1, "maximum": 20, "default": 10},
-        description="Number of features, largest phi first.",
-    ),
-)
 NEIGHBOURS = (
     _query(
         "limit",

@@ -48,8 +48,9 @@ class FeatureSearchRequest(RequestSchema):
 
 
 class FeatureBody(TypedDict):
-    """``relevance`` is 1 for the best match of a search, null without one; ``steers_well`` (0 to 1) is null where the
-    effect was not measured; ``label_score`` is the accuracy of an automatic label, null for others."""
+    """``relevance`` of a search, 0 to 1: by words relative to the best match; by meaning the cosine similarity of query
+    and label, null for a match by words whose label has no embedding. ``steers_well`` (0 to 1) is null where the effect
+    was not measured; ``label_score`` is the accuracy of an automatic label, null for others."""
 
     object: Literal["feature"]
     sae: str

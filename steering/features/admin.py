@@ -34,7 +34,7 @@ from steering.features.logit_lens import (
     get_lens_worker,
 )
 from steering.features.neighbours import find_cofiring, find_neighbours
-from steering.features.ranked_search import FeatureSearch, meaning_scores
+from steering.features.ranked_search import FeatureSearch, MeaningMatches, match_meaning
 from steering.features.search import IN_ORDER, FeatureQuerySet
 from steering.features.services import label_feature, steer_with_feature
 from steering.features.tested_text import activations_on
@@ -184,15 +184,17 @@ def _matches(rows: FeatureQuerySet, text: str, *, by_words: bool) -> FeatureQuer
     """
     if not by_words and _PLAIN.fullmatch(text.strip()):
         try:
-            scores = meaning_scores(rows, FeatureSearch(text, _MAX_BY_MEANING, by_tokens=True))
+            matches = match_meaning(rows, FeatureSearch(text, _MAX_BY_MEANING, by_tokens=True))
         except MeaningUnavailableError:
-            scores = {}
-        if scores:
-            best = dict(list(scores.items())[:_MAX_BY_MEANING])
-            largest = max(best.values())
-            cases = [When(pk=pk, then=Value(score / largest)) for pk, score in best.items()]
-            ranked = rows.filter(pk__in=best).annotate(relevance=Case(*cases, output_field=models.FloatField()))
-            by_meaning: FeatureQuerySet = ranked.order_by("-relevance", *IN_ORDER)
+            matches = MeaningMatches({}, {})
+        if best := list(matches.scores)[:_MAX_BY_MEANING]:
+            places = [When(pk=pk, then=Value(place)) for place, pk in enumerate(best)]
+            cosines = [When(pk=pk, then=Value(matches.relevance(pk))) for pk in best]
+            ranked = rows.filter(pk__in=best).annotate(
+                relevance=Case(*cosines, output_field=models.FloatField()),
+                place=Case(*places, output_field=models.IntegerField()),
+            )
+            by_meaning: FeatureQuerySet = ranked.order_by("place", *IN_ORDER)
             return by_meaning
     found: FeatureQuerySet = rows.search(text)
     return found.annotate(relevance=F("rank")) if "rank" in found.query.annotations else found

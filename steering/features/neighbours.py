@@ -10,7 +10,6 @@ from steering.models import Feature
 from steering.profiles.compilation import get_compiler
 
 MAX_NEIGHBOURS = 100
-MAX_COFIRING = 20  # as many as are stored
 
 
 @dataclass(frozen=True, slots=True)

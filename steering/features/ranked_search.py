@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from django.db.models import F
 
 from steering.features.search import IN_ORDER, FeatureQuerySet
-from steering.features.semantic_search import DEPTH, QueryEmbedding, fuse_scores, nearest
+from steering.features.semantic_search import DEPTH, NearLabels, QueryEmbedding, fuse_scores, nearest
 from steering.features.token_meaning import similarities
 from steering.models import SAE, Feature
 
@@ -34,8 +34,11 @@ class FeatureSearch:
 
 @dataclass(frozen=True, slots=True)
 class FoundFeature:
-    """A result. ``relevance`` is 1 for the best match of the whole search, None if results are not ranked.
+    """A result. ``relevance`` is from 0 to 1, None if results are not ranked.
 
+    By words it is the rank relative to the best match of the whole search. By meaning it is the cosine similarity of
+    query and label (0 if negative); None for a match by words whose label has no embedding. The order then also counts
+    words, so it may differ from that of ``relevance``.
     ``steers_well`` is None for a feature whose effect was not measured.
     """
 
@@ -51,29 +54,42 @@ def search_features(rows: FeatureQuerySet, search: FeatureSearch) -> list[FoundF
     """
     if search.meaning is None and not search.by_tokens:
         return _by_words(rows, search)
-    scores = meaning_scores(rows, search)
-    order = list(scores)
+    found = match_meaning(rows, search)
+    order, scores = list(found.scores), found.scores
     if search.sort == "steers_well":
         steering = _steers_well(order[:STEERING_DEPTH])
         order = sorted(steering, key=lambda pk: (steering[pk] is None, -(steering[pk] or 0.0), -scores[pk]))
-    best = max(scores.values(), default=1.0)
-    return _found(rows, {pk: scores[pk] / best for pk in order[search.offset : search.offset + search.limit]})
+    return _found(rows, {pk: found.relevance(pk) for pk in order[search.offset : search.offset + search.limit]})
 
 
-def meaning_scores(rows: FeatureQuerySet, search: FeatureSearch) -> dict[int, float]:
-    """Return the fused scores of all matches by words and by meaning, by primary key, the best first."""
+@dataclass(frozen=True, slots=True)
+class MeaningMatches:
+    """The matches by words and by meaning: fused scores by primary key, the best first, and cosines of labels."""
+
+    scores: dict[int, float]
+    cosines: Mapping[int, float]
+
+    def relevance(self, pk: int) -> float | None:
+        """Return the cosine similarity with the query, from 0 to 1; None if the label has no embedding."""
+        cosine = self.cosines.get(pk)
+        return None if cosine is None else min(max(cosine, 0.0), 1.0)
+
+
+def match_meaning(rows: FeatureQuerySet, search: FeatureSearch) -> MeaningMatches:
+    """Return all matches by words and by meaning."""
     by_words = [] if not search.text.strip() else list(rows.search(search.text).values_list("pk", flat=True)[:DEPTH])
-    by_meaning = nearest(rows, search.meaning) if search.meaning is not None else nearest_tokens(rows, search.text)
-    return fuse_scores([by_words, by_meaning])
+    meaning = search.meaning
+    near = nearest_tokens(rows, search.text) if meaning is None else nearest(rows, meaning, by_words)
+    return MeaningMatches(fuse_scores([by_words, near.order]), near.cosines)
 
 
-def nearest_tokens(rows: FeatureQuerySet, text: str) -> list[int]:
+def nearest_tokens(rows: FeatureQuerySet, text: str) -> NearLabels:
     """Return the features with the most similar labels by token embeddings. Raise MeaningUnavailableError."""
     saes = SAE.objects.filter(pk__in=rows.order_by().values("sae_id").distinct()).select_related("model")
     found = {pk: value for sae in saes[:_MAX_SAES] for pk, value in similarities(sae, text).items()}
     near = sorted((pk for pk in found if found[pk] >= MIN_SIMILARITY), key=lambda pk: (-found[pk], pk))[:DEPTH]
     allowed = set(rows.order_by().filter(pk__in=near).values_list("pk", flat=True))
-    return [pk for pk in near if pk in allowed]
+    return NearLabels([pk for pk in near if pk in allowed], found)
 
 
 def _by_words(rows: FeatureQuerySet, search: FeatureSearch) -> list[FoundFeature]:
@@ -99,6 +115,6 @@ def _steers_well(pks: Sequence[int]) -> dict[int, float | None]:
     return {pk: known[pk] for pk in pks if pk in known}
 
 
-def _found(rows: FeatureQuerySet, relevance: dict[int, float]) -> list[FoundFeature]:
+def _found(rows: FeatureQuerySet, relevance: Mapping[int, float | None]) -> list[FoundFeature]:
     known = {row.pk: row for row in rows.filter(pk__in=relevance).annotate(steers_well=F("effect__steers_well"))}
     return [FoundFeature(known[pk], value, known[pk].steers_well) for pk, value in relevance.items() if pk in known]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -98,16 +98,29 @@ def fuse_scores(rankings: Sequence[Sequence[int]]) -> dict[int, float]:
     return {pk: scores[pk] for pk in sorted(scores, key=lambda pk: (-scores[pk], pk))}
 
 
-def nearest(rows: FeatureQuerySet, meaning: QueryEmbedding) -> list[int]:
-    """Return the nearest features by an exact search, which is fast for tens of thousands of labels."""
+@dataclass(frozen=True, slots=True)
+class NearLabels:
+    """The features with the most similar labels, nearest first, and the cosines of these and of other features."""
+
+    order: list[int]
+    cosines: Mapping[int, float]
+
+
+def nearest(rows: FeatureQuerySet, meaning: QueryEmbedding, others: Sequence[int] = ()) -> NearLabels:
+    """Return the nearest features by an exact search, which is fast for tens of thousands of labels.
+
+    ``others`` are features whose cosines are needed too.
+    """
     embedded = LabelEmbedding.objects.filter(model__name=meaning.model, feature__in=rows.order_by().values("pk"))
-    near = embedded.order_by(CosineDistance("vector", list(meaning.vector)), "feature_id")
-    found = list(near.values_list("feature_id", flat=True)[:DEPTH])
+    measured = embedded.annotate(distance=CosineDistance("vector", list(meaning.vector)))
+    near = measured.order_by("distance", "feature_id").values_list("feature_id", "distance")
+    found = dict(near[:DEPTH])
     if not found:
         raise LabelsNotEmbeddedError(
             f"No labels have been embedded with {meaning.model}. Start a job on an SAE's page in the admin."
         )
-    return found
+    more = dict(near.filter(feature__in=[pk for pk in others if pk not in found]))
+    return NearLabels(list(found), {pk: 1 - distance for pk, distance in (found | more).items()})
 
 
 _BATCH = 64

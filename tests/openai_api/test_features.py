@@ -244,7 +244,7 @@ async def test_cofiring(api: Api, features: FakeFeatures):
     assert body["data"] == [{"index": 7, "label": None, "phi": 0.5, "tokens": 40}]
     response = await api.client.get("/v1/features/org/sae/4/cofiring")
     assert (response.status_code, response.json()["error"]["code"]) == (409, "sae_not_measured")
-    response = await api.client.get("/v1/features/org/sae/3/cofiring?limit=21")
+    response = await api.client.get("/v1/features/org/sae/3/cofiring?limit=101")
     assert (response.status_code, response.json()["error"]["param"]) == (400, "limit")
 
 

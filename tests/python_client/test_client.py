@@ -290,7 +290,7 @@ class TestFeatures:
 
     def test_search_by_meaning(self, m: Millm) -> None:
         found = m.features.search("bad weather", sae="demo-sae", meaning=True, limit=5)
-        assert found[0].relevance == 1.0
+        assert 0.2 < (found[0].relevance or 0) < 1
         assert not m.features.search("bad weather", sae="demo-sae")
 
     def test_neighbours_have_similar_decoder_rows(self, m: Millm) -> None:

@@ -51,6 +51,17 @@ def test_order_is_that_of_the_cosine(embedded):
     assert find(query) == np.argsort(-(VECTORS @ query)).tolist()
 
 
+def test_relevance_is_the_cosine_and_unknown_without_an_embedding(embedded):
+    query = -VECTORS[0]
+    embedded.features.filter(index=5).update(label="kittens on a roof")
+    search = FeatureSearch("kittens", 10, meaning=QueryEmbedding("vectors", tuple(query)))
+    found = {one.feature.index: one.relevance for one in search_features(Feature.objects.all(), search)}
+    assert found.pop(5) is None
+    expected = {index: max(0.0, float(cosine)) for index, cosine in enumerate(VECTORS @ query)}
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert found[0] == 0
+
+
 def test_words_count_too(embedded):
     """Feature 2 means the query, feature 1 has its word: both come before the one that is neither."""
     found = find(VECTORS[2], "kittens")

@@ -39,7 +39,8 @@ class Feature:
     ``p99`` and ``p999``: percentiles of its ``num_active`` activations above 0 on ``corpus``, as units of strength
     steadier than one maximum; None in the results of a search, and if the SAE was not measured.
 
-    ``relevance``: 1 for the best match of a search, None otherwise. ``steers_well`` (0 to 1): None if not measured.
+    ``relevance`` (0 to 1) of a search: by words relative to the best match, by meaning the cosine similarity of query
+    and label; None otherwise. ``steers_well`` (0 to 1): None if not measured.
     ``examples``, strongest first, ``bands`` (others, by activation), ``promoted`` and ``suppressed`` (the tokens whose
     logits its direction raises and lowers most) are empty in the results of a search. ``raw`` is the whole object as
     the server sent it.
@@ -196,7 +197,7 @@ class Features:
     def cofiring(self, sae: str, index: int, *, limit: int = 10) -> list[Cofiring]:
         """Return the features of the same SAE that are active on the same tokens of its corpus, largest phi first.
 
-        Raise openai.ConflictError if the SAE was not measured. ``limit``: at most 20.
+        Raise openai.ConflictError if the SAE was not measured. The server stores at most 20.
         """
         found = self.transport.get(f"features/{sae}/{index}/cofiring", limit=limit)["data"]
         return [Cofiring(one["index"], one["label"] or "", one["phi"], one["tokens"]) for one in found]
