@@ -41,7 +41,7 @@ def test_phi_is_the_correlation_of_being_active(seed: int, sizes: list[int]) -> 
     active = (torch.cat(texts) > 0).numpy()
     together = active.T.astype(int) @ active
     with np.errstate(invalid="ignore", divide="ignore"):
-        expected = np.corrcoef(active, rowvar=False)
+        expected = np.asarray(np.corrcoef(active, rowvar=False))
     for index, others in enumerate(found.cofiring(NUM)):
         known = {
             other: expected[index, other]
@@ -79,7 +79,9 @@ def test_only_the_strongest_features_of_a_token_count() -> None:
     num = sum(len(found.peaks(index)) for index in range(500))
     assert MAX_ACTIVE <= num <= 4 * MAX_ACTIVE
     best = int(values.max(0).values.argmax())
-    assert found.peaks(best)[0] == Peak(0, int(values[:, best].argmax()), pytest.approx(float(values[:, best].max())))
+    peak = found.peaks(best)[0]
+    assert (peak.document, peak.place) == (0, int(values[:, best].argmax()))
+    assert peak.value == pytest.approx(float(values[:, best].max()))
 
 
 def test_without_activity_there_is_nothing() -> None:
@@ -141,7 +143,7 @@ def test_cofiring_of_a_measured_sae(tmp_path) -> None:
     ids = [i for d in found for i, ordinary in zip(d.token_ids, d.is_ordinary, strict=True) if ordinary]
     active = sae.encode(torch.from_numpy(TABLE[SITE.layer, ids])).numpy() > 0
     assert measurement.cofiring.num_tokens == measurement.num_tokens == len(ids)
-    expected = np.corrcoef(active, rowvar=False)
+    expected = np.asarray(np.corrcoef(active, rowvar=False))
     for index, others in enumerate(measurement.cofiring.features):
         for one in others:
             assert one.phi == pytest.approx(expected[index, one.index], abs=1e-5)
