@@ -182,9 +182,10 @@ class ComparisonParams:
 
 @dataclass(frozen=True)
 class HeadlineParams:
-    """The headline KL alone, which has a fixed recipe."""
+    """The headline KL alone, which has a fixed recipe. ``replaces``: measure it even if it is known."""
 
     version: int | UnpublishedEdits
+    replaces: bool = False
 
 
 EvaluationParams = SweepParams | CalibrationParams | ComparisonParams | HeadlineParams
