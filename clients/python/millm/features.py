@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from millm.steering import Edit
-from millm.transport import Transport
+from millm.steps import Steps, get, post
+from millm.transport import Awaiting, Blocking, awaiting, blocking
 
 
 @dataclass(frozen=True)
@@ -156,11 +157,8 @@ class FeatureEffect:
         return cls(**{name: body[name] for name in names}, relative_size=body["push"], samples=samples, raw=body)
 
 
-@dataclass(frozen=True)
-class Features:
-    """The features of a server: :attr:`Millm.features`."""
-
-    transport: Transport = field(repr=False)
+class FeatureOperations:
+    """What :attr:`Millm.features` does, as steps."""
 
     def search(
         self,
@@ -173,7 +171,7 @@ class Features:
         meaning: bool = False,
         embedding_model: str | None = None,
         sort: Literal["relevance", "steers_well"] = "relevance",
-    ) -> list[Feature]:
+    ) -> Steps[list[Feature]]:
         """Return the features whose labels match, best match first.
 
         ``query``: words, all of which must match; ``"a phrase"``, ``or`` and ``-not`` work as in web searches.
@@ -183,25 +181,46 @@ class Features:
         body: dict[str, Any] = {"query": query, "limit": limit, "offset": offset, "meaning": meaning, "sort": sort}
         chosen = {"sae": sae, "model": model, "embedding_model": embedding_model}
         body |= {name: value for name, value in chosen.items() if value is not None}
-        return [Feature.read(one) for one in self.transport.post("features/search", body)["data"]]
+        found = yield post("features/search", body)
+        return [Feature.read(one) for one in found["data"]]
 
-    def get(self, sae: str, index: int, *, logit_lens: bool = True) -> Feature:
+    def get(self, sae: str, index: int, *, logit_lens: bool = True) -> Steps[Feature]:
         """Return a feature with its examples, and with ``logit_lens`` the tokens that it promotes and suppresses."""
-        return Feature.read(self.transport.get(f"features/{sae}/{index}", logit_lens=str(logit_lens).lower()))
+        return Feature.read((yield get(f"features/{sae}/{index}", logit_lens=str(logit_lens).lower())))
 
-    def neighbours(self, sae: str, index: int, *, limit: int = 10) -> list[Neighbour]:
+    def neighbours(self, sae: str, index: int, *, limit: int = 10) -> Steps[list[Neighbour]]:
         """Return the features of the same SAE whose decoder rows are the most similar, most similar first."""
-        found = self.transport.get(f"features/{sae}/{index}/neighbours", limit=limit)["data"]
-        return [Neighbour(one["index"], one["label"] or "", one["cosine"]) for one in found]
+        found = yield get(f"features/{sae}/{index}/neighbours", limit=limit)
+        return [Neighbour(one["index"], one["label"] or "", one["cosine"]) for one in found["data"]]
 
-    def cofiring(self, sae: str, index: int, *, limit: int = 10) -> list[Cofiring]:
+    def cofiring(self, sae: str, index: int, *, limit: int = 10) -> Steps[list[Cofiring]]:
         """Return the features of the same SAE that are active on the same tokens of its corpus, largest phi first.
 
         Raise openai.ConflictError if the SAE was not measured. The server stores at most 20.
         """
-        found = self.transport.get(f"features/{sae}/{index}/cofiring", limit=limit)["data"]
-        return [Cofiring(one["index"], one["label"] or "", one["phi"], one["tokens"]) for one in found]
+        found = yield get(f"features/{sae}/{index}/cofiring", limit=limit)
+        return [Cofiring(one["index"], one["label"] or "", one["phi"], one["tokens"]) for one in found["data"]]
 
-    def effect(self, sae: str, index: int) -> FeatureEffect:
+    def effect(self, sae: str, index: int) -> Steps[FeatureEffect]:
         """Return the measured effect of a feature. Raise openai.NotFoundError if it was not measured."""
-        return FeatureEffect.read(self.transport.get(f"features/{sae}/{index}/effect"))
+        return FeatureEffect.read((yield get(f"features/{sae}/{index}/effect")))
+
+
+class Features(Blocking[FeatureOperations]):
+    """The features of a server: :attr:`Millm.features`."""
+
+    search = blocking(FeatureOperations.search)
+    get = blocking(FeatureOperations.get)
+    neighbours = blocking(FeatureOperations.neighbours)
+    cofiring = blocking(FeatureOperations.cofiring)
+    effect = blocking(FeatureOperations.effect)
+
+
+class AsyncFeatures(Awaiting[FeatureOperations]):
+    """The features of a server: :attr:`AsyncMillm.features`."""
+
+    search = awaiting(FeatureOperations.search)
+    get = awaiting(FeatureOperations.get)
+    neighbours = awaiting(FeatureOperations.neighbours)
+    cofiring = awaiting(FeatureOperations.cofiring)
+    effect = awaiting(FeatureOperations.effect)
