@@ -100,13 +100,6 @@ class EffectNotMeasuredError(SteeringError):
     param = "index"
 
 
-class HeadlineNotMeasuredError(SteeringError):
-    """The headline KL of the version was not measured."""
-
-    status = 404
-    code = "headline_not_measured"
-
-
 class MeaningUnavailableError(SteeringError):
     """Labels cannot be searched by meaning; the message says why."""
 

@@ -135,6 +135,7 @@ class EffectOut(ReadSerializer):
         model = FeatureEffect
         fields: tuple[str, ...] = (
             *("strength", "strength_in_max_act", "kl", "push", "is_capped", "output_score", "base_output_score"),
+            *("steered_activation", "base_activation"),
             *("fluency", "steers_well", "curve", "samples", "recipe", "is_imported", "measured_at"),
         )
 

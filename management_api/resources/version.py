@@ -12,20 +12,10 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from management_api.resources.job import JobOut, job_started
-from management_api.serializers import (
-    Flag,
-    Integer,
-    Number,
-    ReadSerializer,
-    StrictInput,
-    Text,
-    VisibleRowField,
-    described,
-)
+from management_api.serializers import Integer, Number, ReadSerializer, StrictInput, Text, VisibleRowField, described
 from management_api.viewset import Filters, Resource
 from steering.corpora.corpus import prompts_of
 from steering.corpora.corpus_registry import open_corpus
-from steering.errors import HeadlineNotMeasuredError
 from steering.evaluation.headline import find_headlines
 from steering.evaluation.params import (
     DEFAULT_CONTROLS,
@@ -38,7 +28,6 @@ from steering.evaluation.params import (
     ComparisonParams,
     Controls,
     EvaluationParams,
-    HeadlineParams,
     SweepParams,
     Texts,
     judge_params,
@@ -86,20 +75,6 @@ class Headline(TypedDict):
     recipe: str
 
 
-class HeadlineOut(serializers.Serializer[Headline]):
-    kl = serializers.FloatField(
-        allow_null=True,
-        help_text="KL(base || steered) in nats per token, by a fixed recipe. Null if an answer was unstable.",
-    )
-    low = serializers.FloatField(allow_null=True, help_text="Lower end of the 95 % interval.")
-    high = serializers.FloatField(allow_null=True)
-    recipe = serializers.CharField()
-
-
-class HeadlineInput(StrictInput):
-    replaces = Flag(default=False, help_text="Measure it even if it is known.")
-
-
 class VersionDetail(VersionOut):
     headline_kl = serializers.SerializerMethodField(help_text="Null if no evaluation has measured it yet.")
 
@@ -107,7 +82,8 @@ class VersionDetail(VersionOut):
         fields: tuple[str, ...] = (*VersionOut.Meta.fields, "headline_kl")
 
     def get_headline_kl(self, version: ProfileVersion) -> Headline | None:
-        return _headline(version)
+        found = find_headlines(version.profile.model, [version.fingerprint]).get(version.fingerprint)
+        return None if found is None else Headline(kl=found.kl, low=found.low, high=found.high, recipe=found.recipe)
 
 
 class VersionFilters(Filters):
@@ -185,8 +161,8 @@ class Versions(Resource):
     serializer_class = VersionOut
     filters = VersionFilters
     permissions = {
-        **dict.fromkeys(("list", "retrieve", "headline"), VIEW),
-        **dict.fromkeys(("sweep", "calibrate", "compare", "measure_headline"), EVALUATE),
+        **dict.fromkeys(("list", "retrieve"), VIEW),
+        **dict.fromkeys(("sweep", "calibrate", "compare"), EVALUATE),
     }
 
     def rows(self, user: User) -> QuerySet[ProfileVersion]:
@@ -201,25 +177,6 @@ class Versions(Resource):
     def retrieve(self, request: Request, pk: str) -> Response:
         """Return a version with its headline KL."""
         return Response(VersionDetail(self.get_object()).data)
-
-    @described(responses=HeadlineOut)
-    @action(detail=True, methods=["get"])
-    def headline(self, request: Request, pk: str) -> Response:
-        """Return the headline KL of a version. 404 `headline_not_measured` if it is not known."""
-        version = self.get_object()
-        found = _headline(version)
-        if found is None:
-            raise HeadlineNotMeasuredError(
-                f"The headline KL of {version} was not measured. Measure it: POST /api/versions/{version.pk}/headline"
-            )
-        return Response(found)
-
-    @described(request=HeadlineInput, responses={202: JobOut})
-    @headline.mapping.post
-    def measure_headline(self, request: Request, pk: str) -> Response:
-        """Start a job that measures the headline KL. Its result is the stored one if that is known, unless it
-        ``replaces`` it."""
-        return self._start(HeadlineParams(self.get_object().pk, self.read(HeadlineInput)["replaces"]))
 
     @described(request=SweepInput, responses={202: JobOut})
     @action(detail=True, methods=["post"])
@@ -241,11 +198,6 @@ class Versions(Resource):
 
     def _start(self, params: EvaluationParams) -> Response:
         return job_started(create_evaluation(params=params, owner=self.user))
-
-
-def _headline(version: ProfileVersion) -> Headline | None:
-    found = find_headlines(version.profile.model, [version.fingerprint]).get(version.fingerprint)
-    return None if found is None else Headline(kl=found.kl, low=found.low, high=found.high, recipe=found.recipe)
 
 
 def differences(before: ProfileVersion, after: ProfileVersion | None) -> list[dict[str, str]]:

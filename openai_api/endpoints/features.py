@@ -130,6 +130,8 @@ async def get_effect(call: Call, sae: str, index: str) -> HttpResponseBase:
         "is_capped": found.is_capped,
         "output_score": found.output_score,
         "base_output_score": found.base_output_score,
+        "steered_activation": found.steered_activation,
+        "base_activation": found.base_activation,
         "fluency": found.fluency,
         "steers_well": found.steers_well,
         "curve": list(found.curve),

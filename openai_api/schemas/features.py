@@ -143,7 +143,8 @@ class EffectSampleBody(TypedDict):
 class FeatureEffectBody(TypedDict):
     """The measured effect of adding a feature at its calibrated strength (raw ``strength``).
 
-    ``curve`` has the strengths that were tried, with their KL(unsteered || steered) in nats per token.
+    ``curve`` has the strengths that were tried, with their KL(unsteered || steered) in nats per token. The activations
+    are the feature's own on the samples, read without steering, relative to its max activation.
     """
 
     object: Literal["feature.effect"]
@@ -156,6 +157,8 @@ class FeatureEffectBody(TypedDict):
     is_capped: bool
     output_score: float | None
     base_output_score: float | None
+    steered_activation: float | None
+    base_activation: float | None
     fluency: float | None
     steers_well: float
     curve: list[tuple[float, float]]

@@ -3,7 +3,7 @@
 The folder of a demo holds what the repository ships for it. All files but ``profiles.json`` are optional:
 
 - ``model/``, unless a package carries the model;
-- ``sae/``, with ``features.json`` (labels) and ``health.json`` (figures);
+- ``sae/``, with ``features.json`` (labels), ``health.json`` (figures) and ``effects.jsonl.gz`` (measured effects);
 - ``vectors.json`` and the files that it names: sets of steering vectors;
 - ``profiles.json``: profiles to publish, whose edits name a ``feature`` of the SAE or a ``vector`` set and its layer.
 """
@@ -27,6 +27,7 @@ from inference.models import LanguageModel
 from inference.services import absolute_source, register_model, save_model
 from steering import services
 from steering.demo.packaged_model import DemoError, PackagedModel, Report, converted_directory, report_nothing
+from steering.effects.store import import_effects
 from steering.features.label_files import read_labels
 from steering.features.labels import FeatureLabel
 from steering.models import SAE, Feature, PlainVector, SteeringProfile, VectorSet
@@ -138,6 +139,8 @@ def _install(demo: Demo, directory: Path, add: Callable[..., AddedSAE]) -> Insta
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
     model = _install_model(demo, directory)
     sae = _install_sae(demo, model, add) if (demo.folder / "sae").is_dir() else None
+    if sae is not None:
+        _install_effects(demo, sae)
     _install_vectors(demo, model)
     entries = json.loads((demo.folder / "profiles.json").read_text("utf-8"))
     published = [label for entry in entries if (label := _install_profile(model, sae, entry))]
@@ -179,6 +182,13 @@ def _labels(demo: Demo, d_sae: int) -> tuple[FeatureLabel, ...]:
     """Return the labels of ``features.json`` or ``features.jsonl``, which may be gzipped."""
     files = sorted(demo.folder.glob("features.json*"))
     return read_labels(files[0], d_sae) if files else ()
+
+
+def _install_effects(demo: Demo, sae: SAE) -> None:
+    """Import the measured effects of the SAE's features, unless it has some already."""
+    path = demo.folder / "effects.jsonl.gz"
+    if path.is_file() and not sae.effects.exists():
+        import_effects(sae, path)
 
 
 def _retire(shipped: SAE | VectorSet) -> None:

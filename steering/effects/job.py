@@ -24,7 +24,7 @@ from steering.errors import SAENotMeasuredError
 from steering.features.search import FeatureQuerySet
 from steering.models import SAE, Feature
 from steering.profiles.compilation import get_compiler
-from steering.profiles.drafts import feature_target
+from steering.profiles.drafts import feature_target, sae_identity
 from steering.profiles.snapshot import registered_saes, source_of
 
 if TYPE_CHECKING:
@@ -94,7 +94,8 @@ def _started(job: RunningJob) -> Any:
 
 
 async def _probe(sae: SAE, recipe: EffectRecipe) -> EffectProbe:
-    return await EffectProbe.prepare(get_client(), await get_registry().ready(sae.model.name), source_of(sae), recipe)
+    model, site = await get_registry().ready(sae.model.name), sae_identity(sae).site
+    return await EffectProbe.prepare(get_client(), model, source_of(sae), site, recipe)
 
 
 def open_lens(sae: SAE, vocab_size: int, log: Callable[[str], None]) -> Lens:

@@ -7,7 +7,9 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from inference.captures import AllFeatures, CaptureSpec, FeatureValues
 from inference.client import (
+    CaptureEvent,
     DivergenceEvent,
     EngineClient,
     Event,
@@ -18,18 +20,22 @@ from inference.client import (
     Scoring,
     TokensEvent,
 )
+from inference.interventions import Site
 from inference.registry.model_card import ModelCard
 from inference.runs import JOB_PRIORITY, Run, SequenceFailedError
-from inference.steering_refs import PublishedVersion, SAESource, SteeringRef, SteeringSpec
+from inference.steering_refs import PublishedVersion, SAERef, SAESource, SteeringRef, SteeringSpec
 from steering.effects.recipe import OPENINGS, EffectRecipe, EffectResult, Sample, output_score
 from steering.effects.strength_search import StrengthSearch
 from steering.errors import EvaluationError, SAENotMeasuredError
+from steering.profiles.compilation import get_compiler
 from steering.spec.edit import EditSpec, FeatureTarget
 from steering.spec.rendering import edits_to_json, fingerprint
 from steering.spec.units import push
 
 AT_ONCE = 15
 """Features in one batch: with the unsteered text, as many sequences as the engine runs at once by default."""
+NUM_UNSTEERED = 8
+"""Unsteered samples of each prompt. The first one is shown beside the steered one."""
 FIRST_PUSH = 0.3
 _UNSTABLE = frozenset({"steering_unstable"})
 _SCORED = "effect"
@@ -56,37 +62,60 @@ class _Written:
 
 
 @dataclass(frozen=True, slots=True)
+class _Reread:
+    """A text read by the unsteered model: negative log-probabilities, and mean activations on ``num_read`` tokens."""
+
+    nll: tuple[float, ...] = ()
+    activations: tuple[float, ...] = ()
+    num_read: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EffectProbe:
     """Measures features of one SAE on one model, whose unsteered texts it has generated with :meth:`prepare`."""
 
     client: EngineClient
     model: ModelCard
-    source: SAESource
+    sae: SAERef
+    site: Site
+    """Where the SAE reads."""
     recipe: EffectRecipe
-    texts: tuple[_Text, ...]
-    before: tuple[_Written, ...]
-    nll: tuple[float, ...]
-    """Of each token of ``before``, under the unsteered model."""
-    base: tuple[dict[int, tuple[float, int]], ...]
+    texts: tuple[_Text, ...] = ()
+    before: tuple[_Written, ...] = ()
+    nll: tuple[float, ...] = ()
+    """Of each token of the unsteered samples."""
+    activations: tuple[float, ...] = ()
+    """Of each feature, the mean over the tokens of the unsteered samples."""
+    base: tuple[dict[int, tuple[float, int]], ...] = ()
     """By opening: log-probability and rank of each token after it, without steering."""
 
     @classmethod
     async def prepare(
-        cls, client: EngineClient, model: ModelCard, source: SAESource, recipe: EffectRecipe
+        cls, client: EngineClient, model: ModelCard, source: SAESource, site: Site, recipe: EffectRecipe
     ) -> EffectProbe:
-        """Generate the unsteered texts. Raise EvaluationError if the model answers nothing."""
-        bare = cls(client, model, source, recipe, (), (), (), ())
+        """Generate the unsteered texts for an SAE that writes at a site.
+
+        Raise EvaluationError if the model answers nothing.
+        """
+        weights = get_compiler().sae(source)
+        bare = cls(client, model, SAERef(source, weights.d_sae), weights.read_site(site), recipe)
         prompts = [bare.encode(prompt) for prompt in recipe.prompts]
         answers = await bare._write(prompts, None, recipe.max_tokens)
         texts = tuple(_Text(p, a.token_ids) for p, a in zip(prompts, answers, strict=True) if a and a.token_ids)
         if not texts:
             raise EvaluationError("The unsteered model gave no answer to any of the prompts; choose other prompts.")
-        number = len(recipe.sample_prompts)
-        written = await bare._write(prompts[:number], None, recipe.sample_tokens)
-        before = tuple(one or _Written((), "") for one in written)
-        nll = await bare._nll(prompts[:number], before)
+        repeated = prompts[: recipe.num_samples] * NUM_UNSTEERED
+        written = await bare._write(repeated, None, recipe.sample_tokens)
+        read = await bare._reread(repeated, written)
         base = tuple([await bare._distribution(opening) for opening in OPENINGS])
-        return replace(bare, texts=texts, before=before, nll=tuple(x for part in nll for x in part), base=base)
+        return replace(
+            bare,
+            texts=texts,
+            before=tuple(one or _Written((), "") for one in written[: recipe.num_samples]),
+            nll=tuple(x for part in read for x in part.nll),
+            activations=_mean_activations(read),
+            base=base,
+        )
 
     async def measure(self, features: Sequence[MeasuredFeature]) -> list[EffectResult]:
         """Return the effect of each feature. Features that are unstable at every strength get strength 0."""
@@ -100,7 +129,7 @@ class EffectProbe:
             await self._steer(feature.target, raw) if raw else None
             for feature, (raw, _) in zip(features, best, strict=True)
         ]
-        samples = await self._samples(steered)
+        samples = await asyncio.gather(*map(self._sampled, features, steered))
         scores = await self._output_scores(features, steered)
         return [
             EffectResult(
@@ -111,11 +140,13 @@ class EffectProbe:
                 is_capped=search.is_capped,
                 output_score=score,
                 base_output_score=base,
+                steered_activation=activation,
+                base_activation=self._relative(self.activations, feature.target),
                 fluency=fluency,
                 curve=tuple(sorted(search.points)),
                 samples=some,
             )
-            for feature, search, (raw, kl), (fluency, some), (score, base) in zip(
+            for feature, search, (raw, kl), (fluency, activation, some), (score, base) in zip(
                 features, searches, best, samples, scores, strict=True
             )
         ]
@@ -140,7 +171,7 @@ class EffectProbe:
         """Return the compiled edit that profiles and requests get by default: ``add`` on all tokens."""
         edits = (EditSpec(target, "add", raw, "raw"),)
         name = f"{target.sae.name} #{target.index}"
-        version = PublishedVersion(name, 0, fingerprint(edits), edits_to_json(edits), (self.source,))
+        version = PublishedVersion(name, 0, fingerprint(edits), edits_to_json(edits), (self.sae.source,))
         return await self.client.compile(SteeringSpec((version,), skip_token_ids=self.model.text.special_token_ids))
 
     async def _divergences(self, refs: Sequence[SteeringRef]) -> list[float | None]:
@@ -161,20 +192,26 @@ class EffectProbe:
         scoring = Scoring(text.answer, _SCORED, is_reference=ref is not None, num_partners=num_partners)
         return self._request(text.prompt, SamplingParams(max_tokens=0), ref, index, scoring)
 
-    async def _samples(self, refs: Sequence[SteeringRef | None]) -> list[tuple[float | None, tuple[Sample, ...]]]:
-        """Return fluency and samples at each steering."""
-        return list(await asyncio.gather(*map(self._sampled, refs)))
-
-    async def _sampled(self, ref: SteeringRef | None) -> tuple[float | None, tuple[Sample, ...]]:
+    async def _sampled(
+        self, feature: MeasuredFeature, ref: SteeringRef | None
+    ) -> tuple[float | None, float | None, tuple[Sample, ...]]:
+        """Return fluency, the feature's activation and samples at a steering."""
         if ref is None:
-            return None, ()
+            return None, None, ()
         prompts = [self.encode(prompt) for prompt in self.recipe.sample_prompts]
         written = await self._write(prompts, ref, self.recipe.sample_tokens)
-        return self._fluency(await self._nll(prompts, written)), self._pairs(written)
+        read = await self._reread(prompts, written, feature.target.index)
+        return self._fluency(read), self._relative(_mean_activations(read), feature.target), self._pairs(written)
 
-    def _fluency(self, parts: Sequence[Sequence[float]]) -> float | None:
+    def _relative(self, activations: Sequence[float], target: FeatureTarget) -> float | None:
+        """Return the activation of a feature, relative to its maximum. ``activations``: its own only, or of all."""
+        if not activations or not target.scales.max_activation:
+            return None
+        return activations[0 if len(activations) == 1 else target.index] / target.scales.max_activation
+
+    def _fluency(self, texts: Sequence[_Reread]) -> float | None:
         """Return the perplexity of tokens over that of the unsteered samples; None without tokens."""
-        values = [value for part in parts for value in part]
+        values = [value for text in texts for value in text.nll]
         if not values or not self.nll:
             return None
         difference = math.fsum(values) / len(values) - math.fsum(self.nll) / len(self.nll)
@@ -198,21 +235,44 @@ class EffectProbe:
         requests = [self._request(prompt, params, ref, number) for number, prompt in enumerate(prompts)]
         return [_written(events) for events in await self._events(requests)]
 
-    async def _nll(
-        self, prompts: Sequence[tuple[int, ...]], texts: Sequence[_Written | None]
-    ) -> list[tuple[float, ...]]:
-        """Return the negative log-probability of each token under the unsteered model; empty for an empty text."""
+    async def _reread(
+        self, prompts: Sequence[tuple[int, ...]], texts: Sequence[_Written | None], feature: int | None = None
+    ) -> list[_Reread]:
+        """Read texts with the unsteered model, and the activations of one feature or of all on them.
+
+        Empty texts give nothing.
+        """
+        capture = self._capture(feature)
         requests = [
-            self._request(prompt, SamplingParams(max_tokens=0), None, index, Scoring(one.token_ids))
+            replace(
+                self._request(prompt, SamplingParams(max_tokens=0), None, index, Scoring(one.token_ids)),
+                captures=(capture,),
+            )
             for index, (prompt, one) in enumerate(zip(prompts, texts, strict=True))
             if one is not None and one.token_ids
         ]
-        found: dict[int, tuple[float, ...]] = {}
+        found = [_Reread() for _ in texts]
         for events in await self._events(requests):
             for event in events:
-                if isinstance(event, ScoresEvent):
-                    found[event.index] = tuple(-logprob for logprob in event.logprobs)
-        return [found.get(index, ()) for index in range(len(texts))]
+                match event:
+                    case ScoresEvent():
+                        nll = tuple(-logprob for logprob in event.logprobs)
+                        found[event.index] = replace(found[event.index], nll=nll)
+                    case CaptureEvent():
+                        (read,) = event.captures
+                        values = tuple(read.values[0].tolist())
+                        found[event.index] = replace(found[event.index], activations=values, num_read=read.num_tokens)
+        return found
+
+    def _capture(self, feature: int | None) -> CaptureSpec:
+        """Return the capture of mean activations on the tokens of an answer."""
+        return CaptureSpec(
+            site=self.site,
+            probe=AllFeatures(self.sae) if feature is None else FeatureValues(self.sae, (feature,)),
+            phase="generation",
+            pooling="mean",
+            skip_token_ids=frozenset(self.model.text.special_token_ids),
+        )
 
     async def _output_scores(
         self, features: Sequence[MeasuredFeature], refs: Sequence[SteeringRef | None]
@@ -282,6 +342,17 @@ class EffectProbe:
 
 def _rank(found: tuple[float, int]) -> int:
     return found[1]
+
+
+def _mean_activations(texts: Sequence[_Reread]) -> tuple[float, ...]:
+    """Return the mean over all tokens of the texts; empty without tokens."""
+    read = [text for text in texts if text.num_read]
+    num_tokens = sum(text.num_read for text in read)
+    columns = zip(*(text.activations for text in read), strict=True)
+    return tuple(
+        math.fsum(mean * text.num_read for mean, text in zip(column, read, strict=True)) / num_tokens
+        for column in columns
+    )
 
 
 def _written(events: Iterable[Event]) -> _Written | None:

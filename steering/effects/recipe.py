@@ -9,12 +9,14 @@ from typing import Any
 from steering.errors import EvaluationError
 from steering.spec.units import MAX_PUSH, STRONG_PUSH
 
-VERSION = "1"
+VERSION = "2"
 """Changes whenever the same parameters would give other figures."""
 PROMPTS = ("Tell me a story.", "Describe an ordinary day.", "What should I know about the world?")
 OPENINGS = ("In my experience,", "I want to tell you about", "The first thing we saw was", "People often say that")
 """Neutral beginnings of texts, after which the next token is looked at for the output score."""
 NUM_LENS_TOKENS = 20
+FULL_ACTIVATION = 0.1
+"""The mean activation, relative to the maximum, that counts as full: the maximum on every tenth token."""
 MAX_TEXTS = 16
 MAX_TEXT_TOKENS = 256
 
@@ -28,13 +30,13 @@ class EffectRecipe:
     ``push_cap``.
     """
 
-    target: float = 0.3
+    target: float = 0.6
     push_cap: float = STRONG_PUSH
     prompts: tuple[str, ...] = PROMPTS
     max_tokens: int = 16
-    num_samples: int = 2
+    num_samples: int = 3
     sample_tokens: int = 24
-    temperature: float = 0.8
+    temperature: float = 0.7
     seed: int = 7
 
     def __post_init__(self) -> None:
@@ -78,9 +80,11 @@ class EffectResult:
     ``strength`` is raw, ``kl`` the divergence measured there, in nats per token, and ``curve`` all (strength, kl) pairs
     that were tried. ``is_capped``: the target was not reached within the cap on the relative size.
 
-    ``output_score`` and ``base_output_score`` are with and without steering, see :func:`output_score`. ``fluency`` is
-    the perplexity of the steered samples under the unsteered model over that of the unsteered samples. Figures are None
-    where steering was unstable or a sample was empty.
+    ``output_score`` and ``base_output_score`` are with and without steering, see :func:`output_score`.
+    ``steered_activation`` and ``base_activation`` are the feature's mean activation on the tokens of the steered and of
+    the unsteered samples, both read without steering, relative to its max activation. ``fluency`` is the perplexity of
+    the steered samples under the unsteered model over that of the unsteered samples. Figures are None where steering
+    was unstable, a sample was empty or the max activation is unknown.
     """
 
     index: int
@@ -90,20 +94,32 @@ class EffectResult:
     is_capped: bool
     output_score: float | None = None
     base_output_score: float | None = None
+    steered_activation: float | None = None
+    base_activation: float | None = None
     fluency: float | None = None
     curve: tuple[tuple[float, float], ...] = ()
     samples: tuple[Sample, ...] = ()
 
     @property
     def steers_well(self) -> float:
-        """How well it steers, 0 to 1: the gain of the output score times the fluency, ``min(1, 1 / fluency)``.
+        """How well it steers, 0 to 1: the larger one of two gains times the fluency, ``min(1, 1 / fluency)``.
 
-        So a feature ranks high if, at the common divergence, it makes its own tokens likely that the unsteered model
-        would not have written there, in text that the unsteered model still finds plausible.
+        The gains are those of the output score, and of the activation as a share of :data:`FULL_ACTIVATION`. So a
+        feature ranks high if, at the common divergence, it makes its own tokens likely or brings about texts on which
+        it is active itself, where the unsteered model does neither, and if the unsteered model still finds the text
+        plausible. The output score shows this only near the last layers, where the logit lens shows what a feature
+        writes.
         """
-        if self.output_score is None or self.base_output_score is None or not self.fluency:
+        if not self.fluency:
             return 0.0
-        return max(0.0, self.output_score - self.base_output_score) * min(1.0, 1.0 / self.fluency)
+        activation = _gain(self.steered_activation, self.base_activation) / FULL_ACTIVATION
+        return min(1.0, max(_gain(self.output_score, self.base_output_score), activation)) * min(
+            1.0, 1.0 / self.fluency
+        )
+
+
+def _gain(steered: float | None, base: float | None) -> float:
+    return 0.0 if steered is None or base is None else max(0.0, steered - base)
 
 
 def output_score(logprob: float, rank: int, vocab_size: int) -> float:

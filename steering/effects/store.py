@@ -4,8 +4,9 @@ A file is JSON lines, optionally gzipped. Its first line describes the measureme
 
     {"format": "millm.feature_effects", "format_version": 1, "sae": "abc...", "recipe": "...", "before": [
         {"prompt": "Tell me a story.", "text": "Once ..."}]}
-    {"index": 7, "strength": 9.5, "kl": 0.29, "push": 0.31, "is_capped": false, "output_score": 0.2,
-     "base_output_score": 0.01, "fluency": 1.3, "curve": [[9.5, 0.29]], "after": ["The rain ..."]}
+    {"index": 7, "strength": 9.5, "kl": 0.59, "push": 0.31, "is_capped": false, "output_score": 0.2,
+     "base_output_score": 0.01, "steered_activation": 0.11, "base_activation": 0.0, "fluency": 1.3,
+     "curve": [[9.5, 0.59]], "after": ["The rain ..."]}
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ _MAX_SAMPLE_CHARS = 4000
 _MAX_POINTS = 32
 _BATCH = 500
 _WRITTEN = (
-    *("strength", "kl", "push", "is_capped", "output_score", "base_output_score", "fluency", "steers_well"),
-    *("curve", "samples", "recipe", "is_imported", "measured_at"),
+    *("strength", "kl", "push", "is_capped", "output_score", "base_output_score", "steered_activation"),
+    *("base_activation", "fluency", "steers_well", "curve", "samples", "recipe", "is_imported", "measured_at"),
 )
 
 
@@ -66,6 +67,8 @@ def store_effects(
             is_capped=result.is_capped,
             output_score=result.output_score,
             base_output_score=result.base_output_score,
+            steered_activation=result.steered_activation,
+            base_activation=result.base_activation,
             fluency=result.fluency,
             steers_well=result.steers_well,
             curve=[list(point) for point in result.curve],
@@ -155,6 +158,8 @@ def _lines(sae: SAE, rows: Sequence[FeatureEffect]) -> Iterator[dict[str, Any]]:
             "is_capped": row.is_capped,
             "output_score": _short(row.output_score),
             "base_output_score": _short(row.base_output_score),
+            "steered_activation": _short(row.steered_activation),
+            "base_activation": _short(row.base_activation),
             "fluency": _short(row.fluency),
             "curve": [[_short(value) for value in point] for point in row.curve],
             "after": [after.get(prompt, "") for prompt in prompts],
@@ -191,6 +196,8 @@ def _read_result(fields: Fields, before: Sequence[Sample], d_sae: int) -> Effect
         is_capped=fields.flag("is_capped"),
         output_score=fields.number_or_none("output_score", limit=1.0),
         base_output_score=fields.number_or_none("base_output_score", limit=1.0),
+        steered_activation=fields.positive("steered_activation"),
+        base_activation=fields.positive("base_activation"),
         fluency=fields.positive("fluency"),
         curve=_read_curve(fields),
         samples=tuple(Sample(one.prompt, one.before, text) for one, text in zip(before, after, strict=False) if text),

@@ -35,26 +35,20 @@ TEXTS = Texts(
 )
 
 
-def headline_kl(
-    runner: EvaluationRunner, subject: EvaluatedVersion, check: Callable[[], None], *, replaces: bool = False
-) -> dict[str, Any]:
-    """Return the headline KL of the edits as they are, measured unless it is known. ``check`` raises to stop.
-
-    With ``replaces`` it is always measured, and replaces the stored one.
-    """
+def headline_kl(runner: EvaluationRunner, subject: EvaluatedVersion, check: Callable[[], None]) -> dict[str, Any]:
+    """Return the headline KL of the edits as they are, measured unless it is known. ``check`` raises to stop."""
     model = LanguageModel.objects.get(name=subject.model)
     found = find_headlines(model, [subject.published.fingerprint]).get(subject.published.fingerprint)
-    if found is None or replaces:
+    if found is None:
         found = _measure(model, runner, subject, check)
     return {"kl": found.kl, "low": found.low, "high": found.high, "recipe": found.recipe, "text": str(found)}
 
 
 def run_headline(job: RunningJob) -> dict[str, Any]:
-    """Run the job "steering.headline": measure the headline KL of a version or a draft."""
+    """Run the job "steering.headline": measure the headline KL of a version or a draft, unless it is known."""
     target = job.params["version"]
     subject = EvaluatedVersion.find(target)
-    replaces = job.params.get("replaces", False)  # queued jobs of earlier versions do not name it
-    found = headline_kl(EvaluationRunner(subject.model), subject, job.check_cancelled, replaces=replaces)
+    found = headline_kl(EvaluationRunner(subject.model), subject, job.check_cancelled)
     profile = (
         ProfileVersion.objects.values_list("profile", flat=True).get(pk=target)
         if isinstance(target, int)
@@ -144,7 +138,7 @@ def _measure(
         "result": {"texts": asdict(TEXTS), "failures": failures, "answers": to_columns(rows)},
     }
     key = headline_key(model, subject.published.fingerprint)
-    return HeadlineKL.objects.update_or_create(**key, defaults=values)[0]
+    return HeadlineKL.objects.get_or_create(**key, defaults=values)[0]
 
 
 def _weights(model: LanguageModel) -> str:

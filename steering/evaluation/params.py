@@ -182,10 +182,9 @@ class ComparisonParams:
 
 @dataclass(frozen=True)
 class HeadlineParams:
-    """The headline KL alone, which has a fixed recipe. ``replaces``: measure it even if it is known."""
+    """The headline KL alone, which has a fixed recipe."""
 
     version: int | UnpublishedEdits
-    replaces: bool = False
 
 
 EvaluationParams = SweepParams | CalibrationParams | ComparisonParams | HeadlineParams

@@ -123,6 +123,8 @@ class EffectRecord:
     is_capped: bool
     output_score: float | None
     base_output_score: float | None
+    steered_activation: float | None
+    base_activation: float | None
     fluency: float | None
     steers_well: float
     curve: tuple[tuple[float, float], ...]
@@ -285,6 +287,8 @@ def _effect(sae: SAERecord, index: int) -> EffectRecord:
         is_capped=row.is_capped,
         output_score=row.output_score,
         base_output_score=row.base_output_score,
+        steered_activation=row.steered_activation,
+        base_activation=row.base_activation,
         fluency=row.fluency,
         steers_well=row.steers_well,
         curve=tuple((point[0], point[1]) for point in row.curve),

@@ -33,10 +33,16 @@ class FeatureEffect(models.Model):
         null=True, blank=True, help_text="Probability of the feature's own first tokens, weighted by rank."
     )
     base_output_score = models.FloatField(null=True, blank=True, help_text="The same without steering.")
+    steered_activation = models.FloatField(
+        null=True, blank=True, help_text="Mean activation on steered samples, read unsteered, relative to the maximum."
+    )
+    base_activation = models.FloatField(null=True, blank=True, help_text="The same on unsteered samples.")
     fluency = models.FloatField(
         null=True, blank=True, help_text="Perplexity of steered samples over that of unsteered ones."
     )
-    steers_well = models.FloatField(default=0.0, help_text="Gain of the output score times fluency, 0 to 1.")
+    steers_well = models.FloatField(
+        default=0.0, help_text="Larger gain of the output score and of the activation, times fluency: 0 to 1."
+    )
     curve = models.JSONField(default=list, blank=True, help_text="Strengths (raw) and divergences that were tried.")
     samples = models.JSONField(default=list, blank=True, help_text="Prompts with answers before and after.")
     recipe = models.CharField(max_length=200, help_text="Version and parameters of the measurement.")

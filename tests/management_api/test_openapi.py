@@ -14,8 +14,7 @@ from management_api.openapi import document
 from management_api.urls import router
 from openai_api.neuronpedia.routes import ROUTES as NEURONPEDIA_ROUTES
 from steering import services
-from steering.evaluation.headline import headline_key
-from steering.models import HeadlineKL, ProfileVersion, SteeringProfile
+from steering.models import ProfileVersion, SteeringProfile
 from tests.management_api.conftest import Api
 
 NEURONPEDIA = {route.plain_path for route in NEURONPEDIA_ROUTES}
@@ -94,12 +93,6 @@ def test_answers_match_it(described, researcher_api: Api, profile: SteeringProfi
     validate(described, "post", "/api/profiles/import", 201, imported.json())
     job = researcher_api.post(f"versions/{version.pk}/sweep", {"prompts": ["Hi."]})
     validate(described, "post", "/api/versions/{id}/sweep", 202, job.json())
-    path = f"versions/{version.pk}/headline"
-    validate(described, "get", "/api/versions/{id}/headline", 404, researcher_api.get(path).json())
-    validate(described, "post", "/api/versions/{id}/headline", 202, researcher_api.post(path, {}).json())
-    key = headline_key(version.profile.model, version.fingerprint)
-    HeadlineKL.objects.create(**key, kl=0.5, low=0.25, high=0.75, result={})
-    validate(described, "get", "/api/versions/{id}/headline", 200, researcher_api.get(path).json())
 
 
 def test_reviews_are_a_list_as_described(described, researcher_api: Api, profile: SteeringProfile, settings: Any):

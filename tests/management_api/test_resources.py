@@ -547,18 +547,6 @@ class TestEvaluations:
         HeadlineKL.objects.create(**key, kl=0.5, low=0.25, high=0.75, result={})
         found = researcher_api.get(f"versions/{version.pk}").json()["headline_kl"]
         assert found == {"kl": 0.5, "low": 0.25, "high": 0.75, "recipe": "1"}
-        assert researcher_api.get(f"versions/{version.pk}/headline").json() == found
-
-    def test_the_headline_kl_is_measured(self, researcher_api: Api, version: ProfileVersion):
-        path = f"versions/{version.pk}/headline"
-        assert refusal(researcher_api.get(path))[:2] == (404, "headline_not_measured")
-        for body in ({}, {"replaces": True}):
-            assert researcher_api.post(path, body).status_code == 202
-            job = Job.objects.latest("created_at")
-            assert (job.kind, job.owner) == ("steering.headline", researcher_api.user)
-            assert job.params == {"version": version.pk, "replaces": "replaces" in body}
-        assert refusal(researcher_api.post(path, {"replaces": "yes"})) == (400, "invalid_type", "replaces")
-        assert refusal(researcher_api.get("versions/0/headline"))[0] == 404
 
     def test_a_proposal_is_used(self, researcher_api: Api, version: ProfileVersion):
         result = {"proposal": {"factor": 0.5, "kl": 0.3}}

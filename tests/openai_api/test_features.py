@@ -77,6 +77,8 @@ class FakeFeatures(NoFeatures):
             False,
             0.2,
             0.1,
+            0.05,
+            0.01,
             1.0,
             0.1,
             ((2.0, 0.3),),

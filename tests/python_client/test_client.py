@@ -312,7 +312,10 @@ class TestFeatures:
         assert found.value.code == "effect_not_measured"
 
     def test_an_effect_is_read(self) -> None:
-        names = ("strength", "strength_in_max_act", "kl", "push", "output_score", "fluency", "steers_well")
+        names = (
+            *("strength", "strength_in_max_act", "kl", "push", "output_score", "steered_activation", "base_activation"),
+            *("fluency", "steers_well"),
+        )
         body = {**dict.fromkeys(names, 0.5), "samples": [{"prompt": "p", "before": "b", "after": "a"}]}
         effect = FeatureEffect.read(body)
         assert (effect.relative_size, effect.samples) == (0.5, (("p", "b", "a"),))

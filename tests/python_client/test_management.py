@@ -15,20 +15,12 @@ from safetensors.numpy import load_file, save_file
 
 from millm import JobFailedError, Millm, Progress, SteeringVector, Sweep, SweepRow
 from millm.jobs import wait_for_job
-from millm.steps import JSON, Request, Steps, api_delete, api_get, api_post
 from tests.python_client.test_client import PAIRS, SAE_FOLDER
 
 STORY = "Tell me a story."
 PROMPTS = [STORY, "Tell me about a house."]
 SHORT: dict[str, Any] = {"prompts": PROMPTS, "strengths": [0.5, 1.0], "max_tokens": 8}
 NO_CONTROLS: dict[str, Any] = {"random_directions": 0, "random_features": 0, "off_target": False}
-
-
-def run_job(m: Millm, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    def steps() -> Steps[dict[str, Any]]:
-        return (yield from wait_for_job((yield api_post(path, body))))
-
-    return m._transport.run(steps())
 
 
 class TestPublish:
@@ -48,17 +40,6 @@ class TestPublish:
             m.publish("nothing")
         with pytest.raises(openai.BadRequestError, match="99999"):
             m.publish("nothing", edits=[{"index": 99_999}])
-
-
-def test_the_headline_kl_is_measured_once(m: Millm) -> None:
-    seen: list[Progress] = []
-    first = m.headline("gloomy", progress=seen.append)
-    assert None not in (first.kl, first.low, first.high)
-    assert 0 < (first.low or 0) < (first.kl or 0) < (first.high or 0)
-    assert seen[-1].state == "succeeded"
-    assert m.headline("gloomy@1", progress=lambda _: pytest.fail("It is known.")) == first
-    with pytest.raises(ValueError, match="no published profile `nothing`"):
-        m.headline("nothing")
 
 
 class TestSweep:
@@ -101,26 +82,16 @@ class TestSweep:
 
 def test_a_job_that_does_not_succeed_is_an_error(m: Millm) -> None:
     sweep = {"kind": "sweep", "version": _first_version(m), "prompts": PROMPTS * 20, "max_tokens": 256}
-
-    def cancelled_job() -> Steps[JSON]:
-        job = yield api_post("evaluations", sweep)
-        yield api_post(f"jobs/{job['id']}/cancel")
-        return (yield from wait_for_job(job))
-
+    transport = m._transport
+    job = transport.api_post("evaluations", sweep)
+    transport.api_post(f"jobs/{job['id']}/cancel")
     with pytest.raises(JobFailedError, match="cancelled") as found:
-        m._transport.run(cancelled_job())
+        wait_for_job(transport, job)
     assert found.value.job["state"] == "cancelled"
 
 
 def _first_version(m: Millm) -> int:
-    return int(send(m, api_get("versions"))["data"][0]["id"])
-
-
-def send(m: Millm, request: Request) -> Any:
-    def steps() -> Steps[Any]:
-        return (yield request)
-
-    return m._transport.run(steps())
+    return int(m._transport.api_get("versions")["data"][0]["id"])
 
 
 def test_saes_are_listed(m: Millm) -> None:
@@ -184,44 +155,7 @@ class TestUploads:
         labels.write_text('{"index": 7, "label": "lighthouses"}\n')
         assert m.upload_labels("small-sae", labels)["num_labels"] == 1
         assert m.features.get("small-sae", 7).label == "lighthouses"
-        send(m, api_delete(f"saes/{sae.id}"))  # others name no SAE: the model has only one
-
-    def test_the_strength_auto_is_the_one_that_the_job_has_measured(self, m: Millm, tmp_path: Path) -> None:
-        """On an uploaded SAE of few features, most of them dead on a short corpus: measuring effects takes seconds."""
-        text = tmp_path / "weather.txt"
-        text.write_text("The rain fell on the house.\n\nA cat sleeps in the sun.\n")
-        corpus = m.upload_corpus(text)
-        sae = m.upload_sae(write_small_sae(tmp_path / "calibrated"), measure=False)
-        try:
-            run_job(m, f"saes/{sae.id}/measure", {"corpus": corpus.name})
-            done = run_job(m, f"saes/{sae.id}/effects", {"prompts": [STORY], "target": 0.3, "push_cap": 2})
-            rows = send(m, api_get("features", sae=sae.id, limit=200))["data"]
-            live = [row["index"] for row in rows if row["steers_well"] is not None]
-            assert len(live) == done["measured"] > 0
-            measured = {index: m.features.effect(sae.name, index) for index in live}
-            index = min(live, key=lambda one: abs(measured[one].kl - 0.3))
-            feature, effect = m.features.get(sae.name, index), measured[index]
-            assert effect.kl == pytest.approx(0.3, rel=0.2)
-            assert effect.strength_in_max_act is not None
-
-            plain, auto, exact = (
-                m.chat(STORY, edits=[feature.edit(strength)], seed=9, max_tokens=24)
-                for strength in (0.0, "auto", effect.strength_in_max_act)
-            )
-            assert plain.text != auto.text == exact.text
-            assert auto.receipt is not None
-            (resolved,) = auto.receipt.raw["auto_strengths"]
-            assert resolved == {
-                "edit": 0,
-                "strength": pytest.approx(effect.strength_in_max_act, 1e-4),
-                "unit": "max_act",
-            }
-            dead = next(row["index"] for row in rows if row["index"] not in live)
-            with pytest.raises(openai.BadRequestError) as refused:
-                m.chat(STORY, edits=[{"sae": sae.name, "index": dead, "strength": "auto"}])
-            assert refused.value.code == "effect_not_measured"
-        finally:
-            send(m, api_delete(f"saes/{sae.id}"))  # others name no SAE: the model has only one
+        m._transport.api_delete(f"saes/{sae.id}")  # others name no SAE: the model has only one
 
     def test_files_that_are_no_sae_are_refused(self, m: Millm, tmp_path: Path) -> None:
         path = tmp_path / "broken.safetensors"

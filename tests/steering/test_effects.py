@@ -27,6 +27,7 @@ from jobs.kinds import find_kind
 from jobs.models import Job
 from steering.demo.install import ARTIFACTS
 from steering.effects import job as effects_job
+from steering.effects import probe as effects_probe
 from steering.effects.job import live_features, open_lens, request_effects, run_effects
 from steering.effects.probe import EffectProbe, MeasuredFeature
 from steering.effects.recipe import OPENINGS, EffectRecipe, EffectResult, Sample, output_score
@@ -35,7 +36,7 @@ from steering.effects.strength_search import MAX_EVALUATIONS, TOLERANCE, Strengt
 from steering.errors import EvaluationError, SAENotMeasuredError
 from steering.models import SAE, Feature, FeatureEffect
 from steering.profiles.compilation import get_compiler
-from steering.profiles.drafts import feature_target
+from steering.profiles.drafts import feature_target, sae_identity
 from steering.profiles.snapshot import source_of
 from steering.spec.errors import InvalidSpecError
 from tests.steering.evaluating import serving_demo
@@ -51,6 +52,8 @@ RESULT = EffectResult(
     is_capped=False,
     output_score=0.25,
     base_output_score=0.05,
+    steered_activation=0.03,
+    base_activation=0.02,
     fluency=1.25,
     curve=((1.0, 0.1), (2.0, 0.31)),
     samples=(Sample("Tell me a story.", "A cat sat.", "It rained on the cat."),),
@@ -98,8 +101,11 @@ class TestRecipe:
     def test_steers_well(self):
         assert RESULT.steers_well == pytest.approx(0.2 / 1.25)
         assert replace(RESULT, fluency=0.5).steers_well == pytest.approx(0.2)
-        assert replace(RESULT, output_score=0.01).steers_well == 0
-        assert replace(RESULT, fluency=None).steers_well == replace(RESULT, output_score=None).steers_well == 0
+        assert replace(RESULT, output_score=0.01).steers_well == pytest.approx(0.01 / 0.1 / 1.25)
+        assert replace(RESULT, steered_activation=0.5).steers_well == pytest.approx(1 / 1.25)
+        assert replace(RESULT, output_score=0.01, steered_activation=0.01).steers_well == 0
+        assert replace(RESULT, output_score=None, base_activation=None).steers_well == 0
+        assert replace(RESULT, fluency=None).steers_well == 0
 
     @pytest.mark.parametrize(
         "wrong",
@@ -167,6 +173,7 @@ class TestFiles:
             ("index", 2, "Feature 2 is listed twice"),
             ("strength", math.inf, "finite number"),
             ("fluency", -1, "at least 0"),
+            ("base_activation", -0.1, "at least 0"),
             ("curve", [[1, "x"]], "pairs"),
             ("curve", [[1, 2]] * 40, "at most 32"),
             ("after", ["a", "b"], "at most 1 texts"),
@@ -251,15 +258,16 @@ class TestInTheEngine:
 
     def probe(self, sae, runner, recipe=QUICK) -> EffectProbe:
         ready = runner.run(get_registry().ready(sae.model.name))
-        return runner.run(EffectProbe.prepare(get_client(), ready, source_of(sae), recipe))
+        return runner.run(EffectProbe.prepare(get_client(), ready, source_of(sae), sae_identity(sae).site, recipe))
 
     def features(self, sae, probe, *indices) -> list[MeasuredFeature]:
         rows = list(Feature.objects.filter(sae=sae, index__in=indices).select_related("sae").order_by("index"))
         lens = open_lens(sae, probe.model.vocab_size, pytest.fail)([row.index for row in rows])
         return [MeasuredFeature(feature_target(row), ids) for row, ids in zip(rows, lens, strict=True)]
 
-    def test_figures_are_those_of_transformers(self, demo):
-        """KL(unsteered || steered) on the unsteered answers, and the output score, by hooks of the test."""
+    def test_figures_are_those_of_transformers(self, demo, monkeypatch):
+        """KL(unsteered || steered) on the unsteered answers, output score and activations, by hooks of the test."""
+        monkeypatch.setattr(effects_probe, "NUM_UNSTEERED", 1)
         with asyncio.Runner() as runner:
             probe = self.probe(demo, runner)
             features = self.features(demo, probe, 5, 710)
@@ -282,7 +290,19 @@ class TestInTheEngine:
             finally:
                 handle.remove()
 
+        def mean_activation(feature, text):
+            """Return the mean over the tokens of an answer that were run: all but the last one."""
+            prompt, answer = probe.texts[0].prompt, probe.model.text.encode(text)
+            with torch.no_grad():
+                hidden = module(torch.tensor([[*prompt, *answer[:-1]]]), output_hidden_states=True).hidden_states
+                seen = weights.encode(hidden[demo.layer + 1][0, len(prompt) :])[:, feature.index]
+            return float(seen.mean()) / feature.scales.max_activation
+
+        assert max(result.steered_activation for result in results) > 0
         for feature, result in zip(features, results, strict=True):
+            (sample,) = result.samples
+            for text, got in ((sample.before, result.base_activation), (sample.after, result.steered_activation)):
+                assert got == pytest.approx(mean_activation(feature.target, text), rel=1e-2, abs=1e-5)
             step = result.strength * weights.decoder_row(result.index)
             kls = []
             for text in probe.texts:
@@ -290,7 +310,7 @@ class TestInTheEngine:
                 base, steered = distributions(ids, 0.0 * step), distributions(ids, step)
                 kls += (base.exp() * (base - steered)).sum(-1)[len(text.prompt) - 1 : -1].tolist()
             assert result.kl == pytest.approx(sum(kls) / len(kls), rel=1e-2)
-            assert result.is_capped or abs(math.log(result.kl / 0.3)) <= TOLERANCE
+            assert result.is_capped or abs(math.log(result.kl / QUICK.target)) <= TOLERANCE
             for vector, got in ((step, result.output_score), (0 * step, result.base_output_score)):
                 scores = []
                 for opening in OPENINGS:
@@ -299,8 +319,8 @@ class TestInTheEngine:
                     scores.append(float(last[best].exp()) * (1 - int((last > last[best]).sum()) / len(last)))
                 assert got == pytest.approx(sum(scores) / len(scores), rel=1e-2, abs=1e-5)
             assert result.fluency > 0
-            assert result.samples[0].before
-            assert result.samples[0].after
+            assert sample.before
+            assert sample.after
 
     def test_job_measures_resumes_and_stops(self, demo, monkeypatch):
         demo.features.exclude(index__in=range(700, 720)).update(density=0)

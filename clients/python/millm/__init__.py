@@ -1,18 +1,18 @@
 """Python client of miLLM: steer language models, read their activations, and measure what steering does.
 
-Start with :class:`Millm`, or in an event loop with :class:`AsyncMillm`.
+Start with :class:`Millm`.
 """
 
 from __future__ import annotations
 
 from millm.activations import Activations, TextActivations
 from millm.analyses import Attribution, FeatureNode, LayerPrediction, LogitLens, TokenLens
-from millm.answers import Answer, AnswerStream, AsyncAnswerStream, Receipt, SiteEffect
-from millm.client import AsyncMillm, Millm
+from millm.answers import Answer, AnswerStream, Receipt, SiteEffect
+from millm.client import Millm
 from millm.directions import Method
 from millm.features import Cofiring, Example, ExampleBand, Feature, FeatureEffect, Neighbour
 from millm.jobs import JobFailedError, Progress
-from millm.management import SAE, Corpus, HeadlineKL, Version
+from millm.management import SAE, Corpus, Version
 from millm.places import Site
 from millm.residuals import Residuals
 from millm.steering import Edit
@@ -26,8 +26,6 @@ __all__ = [
     "Activations",
     "Answer",
     "AnswerStream",
-    "AsyncAnswerStream",
-    "AsyncMillm",
     "Attribution",
     "Cofiring",
     "Corpus",
@@ -38,7 +36,6 @@ __all__ = [
     "FeatureEffect",
     "FeatureNode",
     "FittedVectors",
-    "HeadlineKL",
     "JobFailedError",
     "LayerFit",
     "LayerPrediction",

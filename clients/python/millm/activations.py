@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from millm.answers import Receipt
 from millm.inputs import Input, Pooling, pool, read_all
-from millm.steps import Steps, post
+from millm.transport import Transport
 
 Array = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -75,6 +75,7 @@ class Activations(Sequence[TextActivations]):
 class ActivationReader:
     """Requests for activations. ``fields``: those of the body that are the same in all requests."""
 
+    transport: Transport
     fields: Mapping[str, Any]
 
     def read(
@@ -83,36 +84,33 @@ class ActivationReader:
         features: Sequence[int] | Literal["all"] | None,
         top_k: int | None,
         pooling: Pooling,
-    ) -> Steps[Activations]:
+    ) -> Activations:
         if features is not None and top_k is not None:
             raise ValueError("`features` and `top_k` cannot be combined.")
         if features is not None and not isinstance(features, str):
-            return (yield from self._exact(inputs, list(features), pooling))
-        bodies = yield from self._request(inputs, {"top_k": MAX_TOP_K if features == "all" else top_k or 10})
+            return self._exact(inputs, list(features), pooling)
+        bodies = self._request(inputs, {"top_k": MAX_TOP_K if features == "all" else top_k or 10})
         if features == "all":
             _check_complete(bodies)
         active = sorted({one["index"] for body in bodies for token in body["tokens"] for one in token["features"]})
         if features == "all" or not active:
             return _merge([(active, bodies)], pooling)
-        return (yield from self._exact(inputs, active, pooling))
+        return self._exact(inputs, active, pooling)
 
-    def _exact(self, inputs: Sequence[Input], features: Sequence[int], pooling: Pooling) -> Steps[Activations]:
+    def _exact(self, inputs: Sequence[Input], features: Sequence[int], pooling: Pooling) -> Activations:
         """Read the exact values of these features at every token."""
         if not features:
             raise ValueError("`features` must not be empty.")
         groups = [list(features[start : start + MAX_FEATURES]) for start in range(0, len(features), MAX_FEATURES)]
-        parts = []
-        for group in groups:
-            parts.append((group, (yield from self._request(inputs, {"features": group}))))
-        return _merge(parts, pooling)
+        return _merge([(group, self._request(inputs, {"features": group})) for group in groups], pooling)
 
-    def _request(self, inputs: Sequence[Input], fields: Mapping[str, Any]) -> Steps[list[dict[str, Any]]]:
-        def read(part: Sequence[Input]) -> Steps[list[dict[str, Any]]]:
-            answer = yield post("features/activations", {**self.fields, **fields, "input": list(part)})
+    def _request(self, inputs: Sequence[Input], fields: Mapping[str, Any]) -> list[dict[str, Any]]:
+        def read(part: Sequence[Input]) -> list[dict[str, Any]]:
+            answer = self.transport.post("features/activations", {**self.fields, **fields, "input": list(part)})
             shared = {name: answer[name] for name in ("model", "sae", "layer", "site")}
             return [{**shared, "millm": answer.get("millm"), **body} for body in answer["data"]]
 
-        return (yield from read_all(inputs, read))
+        return read_all(inputs, read)
 
 
 def _check_complete(bodies: Sequence[Mapping[str, Any]]) -> None:

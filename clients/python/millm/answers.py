@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from openai import AsyncStream, Stream
+from openai import Stream
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 
@@ -86,26 +86,7 @@ class Answer:
         return cls(texts[0], texts, Receipt.read(_millm(completion)), reason, completion)
 
 
-class _Received:
-    """What has arrived of an answer: ``text``, and at its end ``receipt`` and ``finish_reason``."""
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.receipt: Receipt | None = None
-        self.finish_reason: str | None = None
-
-    def _add(self, chunk: ChatCompletionChunk) -> str:
-        """Return the new piece of the text, which may be empty."""
-        self.receipt = Receipt.read(_millm(chunk)) or self.receipt
-        piece = ""
-        for choice in chunk.choices:
-            self.finish_reason = choice.finish_reason or self.finish_reason
-            piece += choice.delta.content or ""
-        self.text += piece
-        return piece
-
-
-class AnswerStream(_Received):
+class AnswerStream:
     """Pieces of an answer's text as they are generated. Iterate over it, once.
 
     Afterwards ``text`` has the whole text, and ``receipt`` what steered it. Close it, or use it as a context manager,
@@ -113,13 +94,19 @@ class AnswerStream(_Received):
     """
 
     def __init__(self, chunks: Stream[ChatCompletionChunk]) -> None:
-        super().__init__()
         self._chunks = chunks
+        self.text = ""
+        self.receipt: Receipt | None = None
+        self.finish_reason: str | None = None
 
     def __iter__(self) -> Iterator[str]:
         for chunk in self._chunks:
-            if piece := self._add(chunk):
-                yield piece
+            self.receipt = Receipt.read(_millm(chunk)) or self.receipt
+            for choice in chunk.choices:
+                self.finish_reason = choice.finish_reason or self.finish_reason
+                if choice.delta.content:
+                    self.text += choice.delta.content
+                    yield choice.delta.content
 
     def __enter__(self) -> Self:
         return self
@@ -132,31 +119,6 @@ class AnswerStream(_Received):
     def close(self) -> None:
         """End the request if it is still running."""
         self._chunks.close()
-
-
-class AsyncAnswerStream(_Received):
-    """The asynchronous twin of :class:`AnswerStream`, for ``async for`` and ``async with``."""
-
-    def __init__(self, chunks: AsyncStream[ChatCompletionChunk]) -> None:
-        super().__init__()
-        self._chunks = chunks
-
-    async def __aiter__(self) -> AsyncIterator[str]:
-        async for chunk in self._chunks:
-            if piece := self._add(chunk):
-                yield piece
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """End the request if it is still running."""
-        await self._chunks.close()
 
 
 def _millm(body: ChatCompletion | ChatCompletionChunk) -> Mapping[str, Any] | None:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from millm.steering import Edit
-from millm.steps import Steps, get, post
-from millm.transport import Awaiting, Blocking, awaiting, blocking
+from millm.transport import Transport
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,9 @@ class FeatureEffect:
 
     ``strength``: raw, and ``strength_in_max_act`` in multiples of its largest activation: ``feature.edit(that)`` steers
     with it. ``kl``: KL(unsteered || steered) there, in nats per token. ``relative_size``: of the step, in norms of the
-    residual. ``steers_well``: 0 to 1. ``samples``: (prompt, unsteered, steered). ``raw``: the whole object.
+    residual. ``steered_activation``: its own activation on the steered answers, read without steering, relative to the
+    maximum; ``base_activation`` on the unsteered ones. ``steers_well``: 0 to 1. ``samples``: (prompt,
+    unsteered, steered). ``raw``: the whole object.
     """
 
     strength: float
@@ -145,6 +146,8 @@ class FeatureEffect:
     kl: float
     relative_size: float
     output_score: float | None
+    steered_activation: float | None
+    base_activation: float | None
     fluency: float | None
     steers_well: float
     samples: tuple[tuple[str, str, str], ...] = field(repr=False)
@@ -152,13 +155,19 @@ class FeatureEffect:
 
     @classmethod
     def read(cls, body: Mapping[str, Any]) -> FeatureEffect:
-        names = ("strength", "strength_in_max_act", "kl", "output_score", "fluency", "steers_well")
+        names = (
+            *("strength", "strength_in_max_act", "kl", "output_score", "steered_activation", "base_activation"),
+            *("fluency", "steers_well"),
+        )
         samples = tuple((one["prompt"], one["before"], one["after"]) for one in body["samples"])
         return cls(**{name: body[name] for name in names}, relative_size=body["push"], samples=samples, raw=body)
 
 
-class FeatureOperations:
-    """What :attr:`Millm.features` does, as steps."""
+@dataclass(frozen=True)
+class Features:
+    """The features of a server: :attr:`Millm.features`."""
+
+    transport: Transport = field(repr=False)
 
     def search(
         self,
@@ -171,7 +180,7 @@ class FeatureOperations:
         meaning: bool = False,
         embedding_model: str | None = None,
         sort: Literal["relevance", "steers_well"] = "relevance",
-    ) -> Steps[list[Feature]]:
+    ) -> list[Feature]:
         """Return the features whose labels match, best match first.
 
         ``query``: words, all of which must match; ``"a phrase"``, ``or`` and ``-not`` work as in web searches.
@@ -181,46 +190,25 @@ class FeatureOperations:
         body: dict[str, Any] = {"query": query, "limit": limit, "offset": offset, "meaning": meaning, "sort": sort}
         chosen = {"sae": sae, "model": model, "embedding_model": embedding_model}
         body |= {name: value for name, value in chosen.items() if value is not None}
-        found = yield post("features/search", body)
-        return [Feature.read(one) for one in found["data"]]
+        return [Feature.read(one) for one in self.transport.post("features/search", body)["data"]]
 
-    def get(self, sae: str, index: int, *, logit_lens: bool = True) -> Steps[Feature]:
+    def get(self, sae: str, index: int, *, logit_lens: bool = True) -> Feature:
         """Return a feature with its examples, and with ``logit_lens`` the tokens that it promotes and suppresses."""
-        return Feature.read((yield get(f"features/{sae}/{index}", logit_lens=str(logit_lens).lower())))
+        return Feature.read(self.transport.get(f"features/{sae}/{index}", logit_lens=str(logit_lens).lower()))
 
-    def neighbours(self, sae: str, index: int, *, limit: int = 10) -> Steps[list[Neighbour]]:
+    def neighbours(self, sae: str, index: int, *, limit: int = 10) -> list[Neighbour]:
         """Return the features of the same SAE whose decoder rows are the most similar, most similar first."""
-        found = yield get(f"features/{sae}/{index}/neighbours", limit=limit)
-        return [Neighbour(one["index"], one["label"] or "", one["cosine"]) for one in found["data"]]
+        found = self.transport.get(f"features/{sae}/{index}/neighbours", limit=limit)["data"]
+        return [Neighbour(one["index"], one["label"] or "", one["cosine"]) for one in found]
 
-    def cofiring(self, sae: str, index: int, *, limit: int = 10) -> Steps[list[Cofiring]]:
+    def cofiring(self, sae: str, index: int, *, limit: int = 10) -> list[Cofiring]:
         """Return the features of the same SAE that are active on the same tokens of its corpus, largest phi first.
 
         Raise openai.ConflictError if the SAE was not measured. The server stores at most 20.
         """
-        found = yield get(f"features/{sae}/{index}/cofiring", limit=limit)
-        return [Cofiring(one["index"], one["label"] or "", one["phi"], one["tokens"]) for one in found["data"]]
+        found = self.transport.get(f"features/{sae}/{index}/cofiring", limit=limit)["data"]
+        return [Cofiring(one["index"], one["label"] or "", one["phi"], one["tokens"]) for one in found]
 
-    def effect(self, sae: str, index: int) -> Steps[FeatureEffect]:
+    def effect(self, sae: str, index: int) -> FeatureEffect:
         """Return the measured effect of a feature. Raise openai.NotFoundError if it was not measured."""
-        return FeatureEffect.read((yield get(f"features/{sae}/{index}/effect")))
-
-
-class Features(Blocking[FeatureOperations]):
-    """The features of a server: :attr:`Millm.features`."""
-
-    search = blocking(FeatureOperations.search)
-    get = blocking(FeatureOperations.get)
-    neighbours = blocking(FeatureOperations.neighbours)
-    cofiring = blocking(FeatureOperations.cofiring)
-    effect = blocking(FeatureOperations.effect)
-
-
-class AsyncFeatures(Awaiting[FeatureOperations]):
-    """The features of a server: :attr:`AsyncMillm.features`."""
-
-    search = awaiting(FeatureOperations.search)
-    get = awaiting(FeatureOperations.get)
-    neighbours = awaiting(FeatureOperations.neighbours)
-    cofiring = awaiting(FeatureOperations.cofiring)
-    effect = awaiting(FeatureOperations.effect)
+        return FeatureEffect.read(self.transport.get(f"features/{sae}/{index}/effect"))

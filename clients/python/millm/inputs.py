@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 import openai
 from numpy.typing import NDArray
 
-from millm.steps import Steps, Together, is_too_large, post
+from millm.transport import Transport, is_too_large
 
 Texts = str | Sequence[str]
 """One text, or several."""
@@ -22,7 +23,7 @@ MAX_INPUTS = 128  # of a request
 AT_ONCE = 8
 
 
-def as_inputs(model: str, texts: Texts, *, chat: bool) -> Steps[list[Input]]:
+def as_inputs(transport: Transport, model: str, texts: Texts, *, chat: bool) -> list[Input]:
     """Return the texts, or with ``chat`` the token ids of chats in which each is the user's only message."""
     all_texts = [texts] if isinstance(texts, str) else list(texts)
     if not all_texts:
@@ -30,32 +31,31 @@ def as_inputs(model: str, texts: Texts, *, chat: bool) -> Steps[list[Input]]:
     if not chat:
         return list(all_texts)
 
-    def tokenize(text: str) -> Steps[Input]:
-        answer = yield post("tokenize", {"model": model, "messages": [{"role": "user", "content": text}]})
-        ids: list[int] = answer["tokens"]
+    def tokenize(text: str) -> Input:
+        body = {"model": model, "messages": [{"role": "user", "content": text}]}
+        ids: list[int] = transport.post("tokenize", body)["tokens"]
         return ids
 
-    found: list[Input] = yield Together([tokenize(text) for text in all_texts], AT_ONCE)
-    return found
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(tokenize, all_texts))
 
 
-def read_all(inputs: Sequence[Input], read: Callable[[Sequence[Input]], Steps[list[T]]]) -> Steps[list[T]]:
+def read_all(inputs: Sequence[Input], read: Callable[[Sequence[Input]], list[T]]) -> list[T]:
     """Return what ``read`` returns for all inputs, in as many requests as the server's limits require."""
     found: list[T] = []
     for start in range(0, len(inputs), MAX_INPUTS):
-        found += yield from _read_in_parts(inputs[start : start + MAX_INPUTS], read)
+        found += _read_in_parts(inputs[start : start + MAX_INPUTS], read)
     return found
 
 
-def _read_in_parts(inputs: Sequence[Input], read: Callable[[Sequence[Input]], Steps[list[T]]]) -> Steps[list[T]]:
+def _read_in_parts(inputs: Sequence[Input], read: Callable[[Sequence[Input]], list[T]]) -> list[T]:
     try:
-        return (yield from read(inputs))
+        return read(inputs)
     except openai.BadRequestError as error:
         if len(inputs) == 1 or not is_too_large(error):
             raise
     middle = len(inputs) // 2
-    first = yield from _read_in_parts(inputs[:middle], read)
-    return first + (yield from _read_in_parts(inputs[middle:], read))
+    return _read_in_parts(inputs[:middle], read) + _read_in_parts(inputs[middle:], read)
 
 
 def pool(values: NDArray[np.float32], pooling: Pooling) -> NDArray[np.float32]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import openai
 
-from millm.steps import JSON, Pause, Steps, api_get, api_post
+from millm.transport import JSON, Transport
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
@@ -43,25 +43,25 @@ class JobFailedError(openai.OpenAIError):
         self.job = job
 
 
-def wait_for_job(job: JSON, progress: OnProgress = None) -> Steps[JSON]:
+def wait_for_job(transport: Transport, job: JSON, progress: OnProgress = None) -> JSON:
     """Poll a job until it ends, and return its result. Raise JobFailedError unless it succeeds.
 
-    An interrupt (Ctrl-C), and the cancellation of the asyncio task that waits, cancel the job.
+    An interrupt (Ctrl-C) cancels the job.
     """
     seen, pause = None, FIRST_PAUSE_S
     try:
         while True:
-            job = yield api_get(f"jobs/{job['id']}")
+            job = transport.api_get(f"jobs/{job['id']}")
             now = Progress(job["title"], job["state"], job["done"], job["total"], job["message"])
             if progress is not None and now != seen:
                 progress(now)
             seen = now
             if job["state"] in {"succeeded", "failed", "cancelled"}:
                 break
-            yield Pause(pause)
+            time.sleep(pause)
             pause = min(pause * GROWTH, LONGEST_PAUSE_S)
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        yield api_post(f"jobs/{job['id']}/cancel")
+    except KeyboardInterrupt:
+        transport.api_post(f"jobs/{job['id']}/cancel")
         raise
     if job["state"] != "succeeded":
         raise JobFailedError(job)

@@ -1,4 +1,4 @@
-"""What the clients do through the management API (``/api``). It needs a key with the scope ``manage``."""
+"""What :class:`millm.Millm` does through the management API (``/api``). It needs a key with the scope ``manage``."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import numpy as np
 from millm.jobs import OnProgress, wait_for_job
 from millm.places import RESID_POST
 from millm.steering import Edit, Steering, stored_edits
-from millm.steps import JSON, File, Steps, Work, api_get, api_post, api_put, api_upload
 from millm.sweep import Sweep
+from millm.transport import JSON, File, Transport
 from millm.vectors import FittedVectors, SteeringVector, vector_file
 
 Pairs = Sequence[tuple[str, str]]
@@ -33,20 +33,6 @@ class Version:
 
     def __str__(self) -> str:
         return self.name
-
-
-@dataclass(frozen=True)
-class HeadlineKL:
-    """How far a version moves the model, by a fixed recipe, so that profiles can be compared.
-
-    ``kl``: KL(unsteered || steered) in nats per token on the unsteered model's answers, with its 95 % interval ``low``
-    to ``high``; None if the steered model was unstable.
-    """
-
-    kl: float | None
-    low: float | None
-    high: float | None
-    recipe: str
 
 
 @dataclass(frozen=True)
@@ -87,18 +73,24 @@ class Corpus:
 class Management:
     """Calls to /api for one model, given by name."""
 
+    transport: Transport
     model: str
 
-    def model_id(self) -> Steps[int]:
-        """Return the id of the model. Raise ValueError if the key's owner sees none of that name."""
-        found = yield api_get("models", name=self.model)
-        if not found["data"]:
+    @property
+    def model_id(self) -> int:
+        """The id of the model. Raise ValueError if the key's owner sees none of that name."""
+        rows = self.transport.api_get("models", name=self.model)["data"]
+        if not rows:
             raise ValueError(f"The server has no model `{self.model}`.")
-        return int(found["data"][0]["id"])
+        return int(rows[0]["id"])
 
-    def saes(self) -> Steps[list[SAE]]:
-        rows = yield from _rows("saes", model=(yield from self.model_id()))
-        return [SAE.read(row) for row in rows]
+    def saes(self) -> list[SAE]:
+        return [SAE.read(row) for row in self._rows("saes", model=self.model_id)]
+
+    def sae(self, name: str) -> SAE:
+        for row in self._rows("saes", name=name):
+            return SAE.read(row)
+        raise ValueError(f"The server has no SAE `{name}`.")
 
     def upload_sae(
         self,
@@ -109,42 +101,34 @@ class Management:
         site: str | None,
         measure: bool,
         progress: OnProgress,
-    ) -> Steps[SAE]:
+    ) -> SAE:
         path = Path(path)
-        model = yield from self.model_id()
-        fields = {"name": name or path.stem, "model": model, "layer": layer, "site": site, "measures": measure}
-        job = yield api_upload("saes/upload", fields, (yield from _files("files", path)))
-        result = yield from wait_for_job(job, progress)
-        return SAE.read((yield api_get(f"saes/{result['sae']}")))
+        fields = {"name": name or path.stem, "model": self.model_id, "layer": layer, "site": site, "measures": measure}
+        job = self.transport.api_upload("saes/upload", fields, _files("files", path))
+        result = wait_for_job(self.transport, job, progress)
+        return SAE.read(self.transport.api_get(f"saes/{result['sae']}"))
 
-    def upload_labels(self, sae: str, path: str | Path) -> Steps[JSON]:
-        rows = yield from _rows("saes", name=sae)
-        if not rows:
-            raise ValueError(f"The server has no SAE `{sae}`.")
-        files = yield from _files("file", Path(path))
-        done: JSON = yield api_upload(f"saes/{rows[0]['id']}/labels", {}, files)
-        return done
+    def upload_labels(self, sae: str, path: str | Path) -> JSON:
+        return self.transport.api_upload(f"saes/{self.sae(sae).id}/labels", {}, _files("file", Path(path)))
 
-    def corpora(self) -> Steps[list[Corpus]]:
-        rows = yield from _rows("corpora")
-        return [Corpus(row["name"], row["kind"], row["size"]) for row in rows]
+    def corpora(self) -> list[Corpus]:
+        return [Corpus(row["name"], row["kind"], row["size"]) for row in self._rows("corpora")]
 
-    def upload_corpus(self, path: str | Path, name: str | None) -> Steps[Corpus]:
-        made = yield api_upload("corpora", {"name": name}, (yield from _files("file", Path(path))))
+    def upload_corpus(self, path: str | Path, name: str | None) -> Corpus:
+        made = self.transport.api_upload("corpora", {"name": name}, _files("file", Path(path)))
         return Corpus(made["name"], made["kind"], made["size"])
 
-    def upload_vectors(self, name: str, vectors: Iterable[SteeringVector], description: str) -> Steps[None]:
+    def upload_vectors(self, name: str, vectors: Iterable[SteeringVector], description: str) -> None:
         content = vector_file(list(vectors))
-        fields = {"name": name, "model": (yield from self.model_id()), "description": description}
-        yield api_upload("vectors", fields, [("file", (f"{name}.safetensors", content))])
+        fields = {"name": name, "model": self.model_id, "description": description}
+        self.transport.api_upload("vectors", fields, [("file", (f"{name}.safetensors", content))])
 
-    def vector_set(self, name: str) -> Steps[dict[int, SteeringVector]]:
+    def vector_set(self, name: str) -> dict[int, SteeringVector]:
         """Return the vectors of a set by layer. Raise ValueError if there is none of that name."""
-        rows = yield from _rows("vectors", name=name, model=(yield from self.model_id()))
-        if not rows:
-            raise ValueError(f"The model `{self.model}` has no vector set `{name}`.")
-        values = yield api_get(f"vectors/{rows[0]['id']}/values")
-        return {one["layer"]: _vector(one) for one in values["data"]}
+        for row in self._rows("vectors", name=name, model=self.model_id):
+            values = self.transport.api_get(f"vectors/{row['id']}/values")["data"]
+            return {one["layer"]: _vector(one) for one in values}
+        raise ValueError(f"The model `{self.model}` has no vector set `{name}`.")
 
     def extract_vectors(
         self,
@@ -157,10 +141,10 @@ class Management:
         site: str,
         chat: bool,
         progress: OnProgress,
-    ) -> Steps[dict[int, SteeringVector]]:
+    ) -> dict[int, SteeringVector]:
         body = {
             "name": name,
-            "model": (yield from self.model_id()),
+            "model": self.model_id,
             "pairs": [{"positive": positive, "negative": negative} for positive, negative in pairs],
             "layers": list(layers),
             "site": site,
@@ -168,68 +152,65 @@ class Management:
             "position": position,
             "chat": chat,
         }
-        yield from wait_for_job((yield api_post("vectors/extract", body)), progress)
-        return (yield from self.vector_set(name))
+        wait_for_job(self.transport, self.transport.api_post("vectors/extract", body), progress)
+        return self.vector_set(name)
 
-    def publish(self, name: str, edits: Sequence[Edit], note: str) -> Steps[Version]:
+    def publish(self, name: str, edits: Sequence[Edit], note: str) -> Version:
         """Publish a new version of a profile, which is created if there is none of that name."""
         stored = stored_edits(edits)
-        model = yield from self.model_id()
-        rows = yield from _rows("profiles", name=name, model=model)
+        model = self.model_id
+        rows = self._rows("profiles", name=name, model=model)
         if rows:
             profile = rows[0]
-            yield api_put(f"profiles/{profile['id']}/draft", {"edits": stored})
+            self.transport.api_put(f"profiles/{profile['id']}/draft", {"edits": stored})
         else:
-            profile = yield api_post("profiles", {"name": name, "model": model, "edits": stored})
-        made = yield api_post(f"profiles/{profile['id']}/publish", {"note": note})
+            profile = self.transport.api_post("profiles", {"name": name, "model": model, "edits": stored})
+        made = self.transport.api_post(f"profiles/{profile['id']}/publish", {"note": note})
         return Version(made["name"], made["number"], made["fingerprint"], made["id"], profile["id"])
 
-    def sweep(self, steering: Steering, fields: Mapping[str, Any], progress: OnProgress) -> Steps[Sweep]:
-        body = {"kind": "sweep", **(yield from self._subject(steering)), **fields}
-        result = yield from wait_for_job((yield api_post("evaluations", body)), progress)
-        evaluation = yield api_get(f"evaluations/{result['evaluation']}")
-        return Sweep.read(evaluation["result"])
+    def sweep(self, steering: Steering, fields: Mapping[str, Any], progress: OnProgress) -> Sweep:
+        body = {"kind": "sweep", **self._subject(steering), **fields}
+        result = wait_for_job(self.transport, self.transport.api_post("evaluations", body), progress)
+        return Sweep.read(self.transport.api_get(f"evaluations/{result['evaluation']}")["result"])
 
-    def headline(self, reference: str, *, replaces: bool, progress: OnProgress) -> Steps[HeadlineKL]:
-        """Return the headline KL of a version, which is measured if it is not known, or if it ``replaces`` that."""
-        version = yield from self._version_id(reference)
-        found = (yield api_get(f"versions/{version}"))["headline_kl"]
-        if found is None or replaces:
-            job = yield api_post(f"versions/{version}/headline", {"replaces": replaces})
-            found = yield from wait_for_job(job, progress)
-        return HeadlineKL(found["kl"], found["low"], found["high"], found["recipe"])
-
-    def _subject(self, steering: Steering) -> Steps[dict[str, Any]]:
+    def _subject(self, steering: Steering) -> dict[str, Any]:
         """Return the fields that name what an evaluation measures."""
         if isinstance(steering.profile, str):
-            return {"version": (yield from self._version_id(steering.profile))}
-        edits = []
-        for edit in steering.all_edits:
-            edits.append((yield from self._with_values(edit)))
+            return {"version": self._version_id(steering.profile)}
+        edits = [self._with_values(edit) for edit in steering.all_edits]
         if not edits:
             raise ValueError("Name what to sweep: a `profile`, `edits` or a `vector`.")
-        return {"edits": stored_edits(edits), "model": (yield from self.model_id())}
+        return {"edits": stored_edits(edits), "model": self.model_id}
 
-    def _version_id(self, reference: str) -> Steps[int]:
+    def _version_id(self, reference: str) -> int:
         name, _, number = reference.partition("@")
-        profiles = yield from _rows("profiles", name=name, model=(yield from self.model_id()))
-        for profile in profiles:
-            versions = yield from _rows("versions", profile=profile["id"])
-            for version in versions:
+        for profile in self._rows("profiles", name=name, model=self.model_id):
+            for version in self._rows("versions", profile=profile["id"]):
                 if not number or str(version["number"]) == number:
                     return int(version["id"])
         raise ValueError(f"The model `{self.model}` has no published profile `{reference}`.")
 
-    def _with_values(self, edit: Edit) -> Steps[Edit]:
+    def _with_values(self, edit: Edit) -> Edit:
         """Replace the name of a vector set by the numbers of its vector."""
         if "set" not in edit:
             return edit
-        vectors = yield from self.vector_set(edit["set"])
+        vectors = self.vector_set(edit["set"])
         layer = edit.get("layer", next(iter(vectors)) if len(vectors) == 1 else None)
         if layer not in vectors:
             raise ValueError(f"Name a `layer` of the set `{edit['set']}`: one of {', '.join(map(str, vectors))}.")
         rest = {name: value for name, value in edit.items() if name not in {"set", "layer", "site"}}
         return {**vectors[layer].edit(), **rest}
+
+    def _rows(self, path: str, **query: object) -> list[JSON]:
+        """Return all rows of a list."""
+        rows: list[JSON] = []
+        cursor = None
+        while True:
+            page = self.transport.api_get(path, **query, **({"cursor": cursor} if cursor else {}))
+            rows += page["data"]
+            cursor = page["next"]
+            if cursor is None:
+                return rows
 
 
 def all_vectors(vectors: SteeringVector | FittedVectors | Iterable[SteeringVector]) -> list[SteeringVector]:
@@ -244,22 +225,9 @@ def _vector(body: Mapping[str, Any]) -> SteeringVector:
     return SteeringVector(values, body["layer"], body.get("site", RESID_POST), body["reference_norm"])
 
 
-def _rows(path: str, **query: object) -> Steps[list[JSON]]:
-    """Return all rows of a list."""
-    rows: list[JSON] = []
-    cursor = None
-    while True:
-        page = yield api_get(path, **query, cursor=cursor)
-        rows += page["data"]
-        cursor = page["next"]
-        if cursor is None:
-            return rows
-
-
-def _files(field_name: str, path: Path) -> Steps[list[File]]:
+def _files(field_name: str, path: Path) -> list[File]:
     """Return a file, or all files in a folder. Raise FileNotFoundError if there is none."""
     paths = sorted(one for one in path.iterdir() if one.is_file()) if path.is_dir() else [path]
     if not paths:
         raise FileNotFoundError(f"The folder `{path}` has no files.")
-    files: list[File] = yield Work(lambda: [(field_name, (one.name, one.read_bytes())) for one in paths])
-    return files
+    return [(field_name, (one.name, one.read_bytes())) for one in paths]

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from millm.answers import Receipt
 from millm.inputs import Input, Pooling, read_all
 from millm.places import Site, SiteLike, as_site
-from millm.steps import Steps, post_for_bytes
 from millm.tensors import read_safetensors
+from millm.transport import Transport
 
 Array = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -69,14 +69,16 @@ class _OneText:
 class ResidualReader:
     """Requests for residuals. ``fields``: those of the body that are the same in all requests."""
 
+    transport: Transport
     fields: Mapping[str, Any]
 
-    def read(self, inputs: Sequence[Input], sites: Sequence[Site], pooling: Pooling) -> Steps[Residuals]:
+    def read(self, inputs: Sequence[Input], sites: Sequence[Site], pooling: Pooling) -> Residuals:
         if not sites:
             raise ValueError("`sites` must not be empty.")
-        groups = []
-        for start in range(0, len(sites), MAX_SITES):
-            groups.append((yield from self._request(inputs, sites[start : start + MAX_SITES], pooling)))
+        groups = [
+            self._request(inputs, sites[start : start + MAX_SITES], pooling)
+            for start in range(0, len(sites), MAX_SITES)
+        ]
         first = groups[0]
         values: dict[Site, list[Array]] = {
             site: [text.values[site] for text in group] for group in groups for site in group[0].values
@@ -93,14 +95,14 @@ class ResidualReader:
             receipt=Receipt.read(json.loads(metadata["millm"])) if "millm" in metadata else None,
         )
 
-    def _request(self, inputs: Sequence[Input], sites: Sequence[Site], pooling: Pooling) -> Steps[list[_OneText]]:
+    def _request(self, inputs: Sequence[Input], sites: Sequence[Site], pooling: Pooling) -> list[_OneText]:
         places = [{"layer": site.layer, "site": site.site} for site in sites]
         fields = {**self.fields, "sites": places, "pooling": pooling, "response_format": "safetensors"}
 
-        def read(part: Sequence[Input]) -> Steps[list[_OneText]]:
-            return _parse((yield from post_for_bytes("residuals", {**fields, "input": list(part)})), sites)
+        def read(part: Sequence[Input]) -> list[_OneText]:
+            return _parse(self.transport.post_for_bytes("residuals", {**fields, "input": list(part)}), sites)
 
-        return (yield from read_all(inputs, read))
+        return read_all(inputs, read)
 
 
 def _parse(data: bytes, sites: Sequence[Site]) -> list[_OneText]:

@@ -19,7 +19,8 @@ DEFAULTS = EffectRecipe()
 class Command(MillmCommand):
     help = (
         "Measure the effect of every live feature of an SAE on the model's output: the strength that moves "
-        "it by a fixed KL, the output score, the fluency and samples. The running server does this in a job."
+        "it by a fixed KL, whether the answers then activate the feature, the output score, the fluency and "
+        "samples. The running server does this in a job."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
