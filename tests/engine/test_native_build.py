@@ -5,14 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 
 from inference.engine.kernels.library_cache import compile_ahead, default_folder
-from inference.engine.kernels.native.build import BuildError, build
+from inference.engine.kernels.native.build import SOURCES, BuildError, build
 
 REPORT = "from inference.engine.kernels import native; print(native.activate()); print(native.active().is_native)"
+
+
+UNITS = len(list(SOURCES.glob("*.cpp")))
+ONCE = "compile\n" * UNITS + "link\n"
 
 
 @pytest.fixture
@@ -28,34 +33,43 @@ def fake_compiler(tmp_path, monkeypatch):
     return write
 
 
+def logged(log: Path) -> list[str]:
+    """Lines of a compiler that writes to ``log`` and makes its output."""
+    return [
+        f'case " $* " in *" -shared "*) echo link >> {log};; *) echo compile >> {log};; esac',
+        'while [ "$1" != -o ]; do shift; done',
+        'echo library > "$2"',
+    ]
+
+
 def test_the_library_is_compiled_once(fake_compiler, tmp_path):
     log = tmp_path / "log"
-    fake_compiler(f"echo run >> {log}", 'while [ "$1" != -o ]; do shift; done', 'echo library > "$2"')
+    fake_compiler(*logged(log))
     folder = tmp_path / "a" / "b"
     assert build(folder) == build(folder)
     assert build(folder).read_text() == "library\n"
-    assert log.read_text() == "run\n"
+    assert log.read_text() == ONCE
     assert {path.suffix for path in folder.iterdir() if path.name != ".lock"} == {".so"}, "temporary files are left"
 
 
 def test_whoever_needs_the_library_waits_for_one_that_compiles_it(fake_compiler, tmp_path):
     log, folder = tmp_path / "log", tmp_path / "cache"
-    fake_compiler(f"echo run >> {log}", "sleep 0.5", 'while [ "$1" != -o ]; do shift; done', 'echo library > "$2"')
+    fake_compiler("sleep 0.3", *logged(log))
     with ThreadPoolExecutor(2) as pool:  # each has its own descriptor of the lock, as two processes have
         first, second = pool.map(build, [folder, folder])
     assert first == second
-    assert log.read_text() == "run\n"
+    assert log.read_text() == ONCE
 
 
 def test_the_library_is_compiled_ahead_of_the_first_model_and_not_again(fake_compiler, tmp_path):
     log, folder = tmp_path / "log", tmp_path / "cache"
-    fake_compiler(f"echo run >> {log}", 'while [ "$1" != -o ]; do shift; done', 'echo library > "$2"')
+    fake_compiler(*logged(log))
     compilation = compile_ahead(folder)
     assert compilation is not None
     compilation.wait()
-    assert log.read_text() == "run\n"
+    assert log.read_text() == ONCE
     assert build(folder).read_text() == "library\n"
-    assert log.read_text() == "run\n"
+    assert log.read_text() == ONCE
     assert compile_ahead(folder) is None
 
 
@@ -72,10 +86,12 @@ def test_another_torch_is_another_library(fake_compiler, tmp_path, monkeypatch):
     assert build(tmp_path / "cache") != first
 
 
-def test_a_compiler_that_fails(fake_compiler, tmp_path):
-    fake_compiler("echo 'kernels.cpp:1: error: no such header' >&2", "exit 1")
+@pytest.mark.parametrize("part", ["operators.cpp", "-shared"])
+def test_a_compiler_that_fails(fake_compiler, tmp_path, part):
+    fake_compiler(f"case \"$*\" in *{part}*) echo '{part}:1: error: no such header' >&2; exit 1;; esac")
     with pytest.raises(BuildError, match="no such header"):
         build(tmp_path / "cache")
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [".lock"]
 
 
 def test_no_compiler(tmp_path, monkeypatch):

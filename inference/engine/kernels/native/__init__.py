@@ -75,8 +75,8 @@ def active() -> ActiveKernels:
 def activate(folder: Path | None = None) -> ActiveKernels:
     """Build or find the C++ kernels in ``folder`` and use them from now on.
 
-    The default folder is in the virtual environment, or else in the user's cache. Takes up to a minute the first
-    time on a machine. Never raises: without a compiler the torch versions are used.
+    The default folder is in the virtual environment, or else in the user's cache. Takes about 15 seconds the
+    first time on a machine. Never raises: without a compiler the torch versions are used.
     """
     global _active
     with _lock:

@@ -1,11 +1,9 @@
 // The small operations between a layer's products, each in one pass with float32 in between.
 #pragma once
 
-#include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
-
 #include <cmath>
 
+#include "kernels.h"
 #include "vectors.h"
 
 namespace millm {
@@ -22,13 +20,12 @@ inline float inverse_rms(const T* row, int64_t d, double eps) {
   return 1.f / std::sqrt(sum(squares) / static_cast<float>(d) + static_cast<float>(eps));
 }
 
-// offset: 1 where the stored weight is a difference from one (Gemma), else 0.
 template <typename T>
-void norm_rows(const at::Tensor& x, const at::Tensor& weight, double eps, double offset, at::Tensor& out) {
+void norm(const TensorView& x, const TensorView& weight, double eps, double offset, const TensorView& out) {
   const int64_t rows = x.size(0), d = x.size(1);
-  const T *in = x.const_data_ptr<T>(), *w = weight.const_data_ptr<T>();
-  T* o = out.mutable_data_ptr<T>();
-  at::parallel_for(0, rows, std::max<int64_t>(1, kGrain / d), [&](int64_t begin, int64_t end) {
+  const T *in = x.as<T>(), *w = weight.as<T>();
+  T* o = out.as<T>();
+  parallel_for(0, rows, std::max<int64_t>(1, kGrain / d), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       const T* row = in + r * x.stride(0);
       const Vec factor(inverse_rms(row, d, eps)), plus(static_cast<float>(offset));
@@ -38,18 +35,17 @@ void norm_rows(const at::Tensor& x, const at::Tensor& weight, double eps, double
   });
 }
 
-// x [tokens, heads, d], cos and sin [tokens, d]; weight absent: rotation only. Halves rotate, as in Llama.
 template <typename T>
-void rotate_rows(const at::Tensor& x, const std::optional<at::Tensor>& weight, double eps, double offset,
-                 const at::Tensor& cos, const at::Tensor& sin, at::Tensor& out) {
+void rotate(const TensorView& x, const TensorView* weight, double eps, double offset, const TensorView& cos,
+            const TensorView& sin, const TensorView& out) {
   const int64_t tokens = x.size(0), heads = x.size(1), d = x.size(2), half = d / 2;
-  const T* w = weight ? weight->const_data_ptr<T>() : nullptr;
-  at::parallel_for(0, tokens, std::max<int64_t>(1, kGrain / (heads * d)), [&](int64_t begin, int64_t end) {
+  const T* w = weight ? weight->as<T>() : nullptr;
+  parallel_for(0, tokens, std::max<int64_t>(1, kGrain / (heads * d)), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      const T *c = cos.const_data_ptr<T>() + t * cos.stride(0), *s = sin.const_data_ptr<T>() + t * sin.stride(0);
+      const T *c = cos.as<T>() + t * cos.stride(0), *s = sin.as<T>() + t * sin.stride(0);
       for (int64_t h = 0; h < heads; ++h) {
-        const T* row = x.const_data_ptr<T>() + t * x.stride(0) + h * x.stride(1);
-        T* o = out.mutable_data_ptr<T>() + (t * heads + h) * d;
+        const T* row = x.as<T>() + t * x.stride(0) + h * x.stride(1);
+        T* o = out.as<T>() + (t * heads + h) * d;
         const Vec factor(w ? inverse_rms(row, d, eps) : 1.f), plus(static_cast<float>(offset));
         for (int64_t i = 0; i < half; i += kLanes) {
           const int64_t left = half - i;
@@ -77,20 +73,50 @@ struct GeluTanh {  // the approximation with tanh(sqrt(2 / pi) (x + 0.044715 x^3
   }
 };
 
-// activation(gate) * up
-template <typename T, typename Activation>
-void gate_rows(const at::Tensor& gate, const at::Tensor& up, at::Tensor& out) {
+template <typename T, typename Function>
+void gate_with(const TensorView& gate, const TensorView& up, const TensorView& out) {
   const int64_t rows = gate.size(0), d = gate.size(1);
-  at::parallel_for(0, rows * d, kGrain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, rows * d, kGrain, [&](int64_t begin, int64_t end) {
     for (int64_t at = begin; at < end;) {
       const int64_t r = at / d, from = at % d, to = std::min(d, from + end - at);
-      const T *g = gate.const_data_ptr<T>() + r * gate.stride(0), *u = up.const_data_ptr<T>() + r * up.stride(0);
-      T* o = out.mutable_data_ptr<T>() + r * d;
+      const T *g = gate.as<T>() + r * gate.stride(0), *u = up.as<T>() + r * up.stride(0);
+      T* o = out.as<T>() + r * d;
       for (int64_t i = from; i < to; i += kLanes)
-        store(o + i, Activation::of(load(g + i, to - i)) * load(u + i, to - i), to - i);
+        store(o + i, Function::of(load(g + i, to - i)) * load(u + i, to - i), to - i);
       at += to - from;
     }
   });
 }
+
+template <typename T>
+void add(const TensorView& x, const TensorView& out) {
+  const int64_t rows = out.size(0), d = out.size(1);
+  parallel_for(0, rows, std::max<int64_t>(1, kGrain / d), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const T* from = x.as<T>() + r * x.stride(0);
+      T* to = out.as<T>() + r * d;
+      for (int64_t i = 0; i < d; i += kLanes) store(to + i, load(to + i, d - i) + load(from + i, d - i), d - i);
+    }
+  });
+}
+
+void norm_rows(const TensorView& x, const TensorView& weight, double eps, double offset, const TensorView& out) {
+  MILLM_BY_TYPE(x, norm<T>(x, weight, eps, offset, out));
+}
+
+void rotate_rows(const TensorView& x, const TensorView* weight, double eps, double offset, const TensorView& cos,
+                 const TensorView& sin, const TensorView& out) {
+  MILLM_BY_TYPE(x, rotate<T>(x, weight, eps, offset, cos, sin, out));
+}
+
+void gate_rows(const TensorView& gate, const TensorView& up, Activation activation, const TensorView& out) {
+  if (activation == Activation::kSilu) {
+    MILLM_BY_TYPE(gate, (gate_with<T, Silu>(gate, up, out)));
+  } else {
+    MILLM_BY_TYPE(gate, (gate_with<T, GeluTanh>(gate, up, out)));
+  }
+}
+
+void add_rows(const TensorView& x, const TensorView& out) { MILLM_BY_TYPE(x, add<T>(x, out)); }
 
 }  // namespace millm

@@ -4,24 +4,12 @@
 // integers (scale by its largest value) in two planes of bytes, so that each product is two exact byte dot products.
 #pragma once
 
-#include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
-
 #include <cmath>
 #include <vector>
 
+#include "kernels.h"
 #include "vectors.h"
-
-#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__)
-#define MILLM_BF16_DOT 1
-#else
-#define MILLM_BF16_DOT 0
-#endif
-#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512VNNI__) && defined(__AVX512BW__)
-#define MILLM_INT8_DOT 1
-#else
-#define MILLM_INT8_DOT 0
-#endif
+#include "wide_linear.h"
 
 namespace millm {
 
@@ -46,15 +34,15 @@ struct Ahead {
 
 #if MILLM_BF16_DOT
 
-inline __m512bh load_pairs(const at::BFloat16* p) { return (__m512bh)_mm512_loadu_si512(p); }
+inline __m512bh load_pairs(const BFloat16* p) { return (__m512bh)_mm512_loadu_si512(p); }
 
-inline __m512bh load_pairs(const at::BFloat16* p, int64_t left) {
+inline __m512bh load_pairs(const BFloat16* p, int64_t left) {
   return (__m512bh)_mm512_maskz_loadu_epi16(static_cast<__mmask32>((1ull << left) - 1), p);
 }
 
 // ROWS x COLUMNS of the product.
 template <int ROWS, int COLUMNS>
-inline void bf16_tile(const at::BFloat16* x, int64_t x_stride, const at::BFloat16* w, int64_t k, Ahead ahead,
+inline void bf16_tile(const BFloat16* x, int64_t x_stride, const BFloat16* w, int64_t k, Ahead ahead,
                       float out[][kColumns]) {
   __m512 acc[ROWS][COLUMNS];
   for (auto& row : acc)
@@ -79,11 +67,11 @@ inline void bf16_tile(const at::BFloat16* x, int64_t x_stride, const at::BFloat1
 
 // The weights in one straight line, which the processor fetches ahead best: for rows too few to share the loads.
 template <int ROWS>
-inline void bf16_line(const at::BFloat16* x, int64_t x_stride, const at::BFloat16* w, int64_t k, float out[][kColumns],
+inline void bf16_line(const BFloat16* x, int64_t x_stride, const BFloat16* w, int64_t k, float out[][kColumns],
                       int64_t columns) {
   constexpr int kParts = 4;
   for (int64_t c = 0; c < columns; ++c) {
-    const at::BFloat16* column = w + c * k;
+    const BFloat16* column = w + c * k;
     __m512 acc[ROWS][kParts];
     for (auto& row : acc)
       for (auto& a : row) a = _mm512_setzero_ps();
@@ -105,7 +93,7 @@ inline void bf16_line(const at::BFloat16* x, int64_t x_stride, const at::BFloat1
   }
 }
 
-inline void bf16_lines(int rows, const at::BFloat16* x, int64_t x_stride, const at::BFloat16* w, int64_t k,
+inline void bf16_lines(int rows, const BFloat16* x, int64_t x_stride, const BFloat16* w, int64_t k,
                        float out[][kColumns], int64_t columns) {
   switch (rows) {
     case 1: return bf16_line<1>(x, x_stride, w, k, out, columns);
@@ -116,7 +104,7 @@ inline void bf16_lines(int rows, const at::BFloat16* x, int64_t x_stride, const 
 }
 
 template <int COLUMNS>
-inline void bf16_rows(int rows, const at::BFloat16* x, int64_t x_stride, const at::BFloat16* w, int64_t k,
+inline void bf16_rows(int rows, const BFloat16* x, int64_t x_stride, const BFloat16* w, int64_t k,
                       Ahead ahead, float out[][kColumns]) {
   switch (rows) {
     case 1: return bf16_tile<1, COLUMNS>(x, x_stride, w, k, ahead, out);
@@ -128,11 +116,11 @@ inline void bf16_rows(int rows, const at::BFloat16* x, int64_t x_stride, const a
   }
 }
 
-inline void multiply_bf16(const at::Tensor& x, const at::Tensor& w, const at::BFloat16* bias, at::Tensor& out) {
+void multiply_bf16(const TensorView& x, const TensorView& w, const BFloat16* bias, const TensorView& out) {
   const int64_t rows = x.size(0), k = w.size(1), n = w.size(0);
-  const at::BFloat16 *xs = x.const_data_ptr<at::BFloat16>(), *ws = w.const_data_ptr<at::BFloat16>();
-  at::BFloat16* o = out.mutable_data_ptr<at::BFloat16>();
-  at::parallel_for(0, (n + kColumns - 1) / kColumns, std::max<int64_t>(1, 65536 / k), [&](int64_t begin, int64_t end) {
+  const BFloat16 *xs = x.as<BFloat16>(), *ws = w.as<BFloat16>();
+  BFloat16* o = out.as<BFloat16>();
+  parallel_for(0, (n + kColumns - 1) / kColumns, std::max<int64_t>(1, 65536 / k), [&](int64_t begin, int64_t end) {
     float tile[6][kColumns];
     const int64_t passes = (rows + 5) / 6;
     for (int64_t b = begin; b < end; ++b) {
@@ -269,22 +257,22 @@ inline void int8_rows(int rows, const uint8_t* high, const uint8_t* low, int64_t
 
 // w [n, k] int8 with scales [n]; sums [n] of its rows take the 32768 out again.
 template <typename T>
-void multiply_int8(const at::Tensor& x, const at::Tensor& w, const at::Tensor& scales, const at::Tensor& sums,
-                   const T* bias, at::Tensor& out) {
+void multiply_bytes(const TensorView& x, const TensorView& w, const TensorView& scales, const TensorView& sums,
+                    const T* bias, const TensorView& out) {
   const int64_t rows = x.size(0), k = w.size(1), n = w.size(0), padded = (k + kBytes - 1) / kBytes * kBytes;
   std::vector<uint8_t> planes(2 * rows * padded);
   std::vector<float> row_scales(rows);
   uint8_t *high = planes.data(), *low = high + rows * padded;
-  at::parallel_for(0, rows, std::max<int64_t>(1, 32768 / k), [&](int64_t begin, int64_t end) {
+  parallel_for(0, rows, std::max<int64_t>(1, 32768 / k), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r)
       row_scales[r] =
-          split_row(x.const_data_ptr<T>() + r * x.stride(0), k, padded, high + r * padded, low + r * padded);
+          split_row(x.as<T>() + r * x.stride(0), k, padded, high + r * padded, low + r * padded);
   });
-  const int8_t* ws = w.const_data_ptr<int8_t>();
-  const float* scale = scales.const_data_ptr<float>();
-  const int32_t* sum_of = sums.const_data_ptr<int32_t>();
-  T* o = out.mutable_data_ptr<T>();
-  at::parallel_for(0, (n + kColumns - 1) / kColumns, std::max<int64_t>(1, 65536 / k), [&](int64_t begin, int64_t end) {
+  const int8_t* ws = w.as<int8_t>();
+  const float* scale = scales.as<float>();
+  const int32_t* sum_of = sums.as<int32_t>();
+  T* o = out.as<T>();
+  parallel_for(0, (n + kColumns - 1) / kColumns, std::max<int64_t>(1, 65536 / k), [&](int64_t begin, int64_t end) {
     int32_t tops[3][kColumns], rests[3][kColumns];
     const int64_t passes = (rows + 2) / 3;
     for (int64_t b = begin; b < end; ++b) {
@@ -321,5 +309,29 @@ void multiply_int8(const at::Tensor& x, const at::Tensor& w, const at::Tensor& s
 }
 
 #endif
+
+Features features() {
+  return {kLanes * 4, MILLM_BF16_DOT != 0, MILLM_INT8_DOT != 0, MILLM_INT16_PAIRS != 0 && MILLM_INT8_DOT == 0};
+}
+
+void multiply_rows(const TensorView& x, const TensorView& weight, const TensorView* bias, const TensorView& out) {
+  if (x.type == ScalarType::Half)
+    return multiply_wide<Half, Half>(x, weight, nullptr, bias ? bias->as<Half>() : nullptr, out);
+  const BFloat16* added = bias ? bias->as<BFloat16>() : nullptr;
+#if MILLM_BF16_DOT
+  multiply_bf16(x, weight, added, out);
+#else
+  multiply_wide<BFloat16, BFloat16>(x, weight, nullptr, added, out);
+#endif
+}
+
+void multiply_int8(const TensorView& x, const TensorView& weight, const TensorView& scales, const TensorView& sums,
+                   const TensorView* bias, const TensorView& out) {
+#if MILLM_INT8_DOT
+  MILLM_BY_TYPE(x, multiply_bytes<T>(x, weight, scales, sums, bias ? bias->as<T>() : nullptr, out));
+#else
+  MILLM_BY_TYPE(x, (multiply_wide<T, int8_t>(x, weight, scales.as<float>(), bias ? bias->as<T>() : nullptr, out)));
+#endif
+}
 
 }  // namespace millm

@@ -6,9 +6,6 @@
 // pairs where the processor has them; else 16-bit numbers are widened to float32 as they come in.
 #pragma once
 
-#include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
-
 #include <atomic>
 #include <cmath>
 #include <type_traits>
@@ -25,15 +22,24 @@ constexpr int64_t kQueryRows = kWide * kLanes;      // of a task
 constexpr int64_t kKeyBlock = 16 * kDeep;           // keys whose scores are held at once
 constexpr float kLowest = -1e30f;                   // stands for a maximum over nothing, to be subtracted safely
 
-// How a product goes over the inner dimension: Unit holds kWidth values, which are multiplied in one go.
+// How a product goes over the inner dimension, by units that are multiplied in one go.
+inline Vec dot(const Vec& sum, const float* left, const float* right) {
+  return at::vec::fmadd(Vec(*left), Vec::loadu(right), sum);
+}
+
+#if MILLM_BF16_DOT
+inline Vec dot(const Vec& sum, const uint32_t* left, const uint32_t* right) {
+  return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(static_cast<int>(*left)),
+                          (__m512bh)_mm512_loadu_si512(right));
+}
+#endif
+
+// Unit holds kWidth values.
 template <typename T>
 struct Inner {
   using Unit = float;
   static constexpr int64_t kWidth = 1;
   static constexpr bool kIsWidened = !std::is_same_v<T, float>;
-  static Vec dot(const Vec& sum, const float* left, const float* right) {
-    return at::vec::fmadd(Vec(*left), Vec::loadu(right), sum);
-  }
   static Vec exp(const Vec& x) { return x.exp(); }
   // One key's weights over the query rows, and one value over its columns: as they are.
   static void pack_weights(const float* first, const float*, float* to) { Vec::loadu(first).store(to); }
@@ -42,14 +48,10 @@ struct Inner {
 
 #if MILLM_BF16_DOT
 template <>
-struct Inner<at::BFloat16> {
+struct Inner<BFloat16> {
   using Unit = uint32_t;
   static constexpr int64_t kWidth = 2;
   static constexpr bool kIsWidened = false;
-  static Vec dot(const Vec& sum, const uint32_t* left, const uint32_t* right) {
-    return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(static_cast<int>(*left)),
-                            (__m512bh)_mm512_loadu_si512(right));
-  }
   static Vec exp(const Vec& x) { return x.exp_u20(); }
   static void join(__m256i first, __m256i second, uint32_t* to) {
     _mm512_storeu_si512(to, _mm512_or_si512(_mm512_cvtepu16_epi32(first),
@@ -59,52 +61,65 @@ struct Inner<at::BFloat16> {
     const __m256i low = (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(first));
     join(low, second ? (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(second)) : _mm256_setzero_si256(), to);
   }
-  static void pack_values(const at::BFloat16* first, const at::BFloat16* second, uint32_t* to) {
+  static void pack_values(const BFloat16* first, const BFloat16* second, uint32_t* to) {
     const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(first));
     join(low, second ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(second)) : _mm256_setzero_si256(), to);
   }
 };
 #endif
 
-// out[r][v] (+)= sum over i of left[r][i] * right[i][v], DEEP rows of V vectors; left(r, i) points to a unit.
-template <typename T, int DEEP, int V, bool ADD, typename Left>
-inline void tile(const Left& left, const typename Inner<T>::Unit* right, int64_t right_stride, int64_t units, float* out,
+// The left factor of a product: rows of units that are adjacent, or a matrix whose rows are its columns.
+template <typename Unit>
+struct RowsOf {
+  const Unit* const* rows;
+  const Unit* operator()(int r, int64_t i) const { return rows[r] + i; }
+};
+
+template <typename Unit>
+struct ColumnsOf {
+  const Unit* first;
+  const Unit* operator()(int r, int64_t i) const { return first + i * kQueryRows + r; }
+};
+
+// out[r][v] (+)= sum over i of left[r][i] * right[i][v], DEEP rows of V vectors.
+template <int DEEP, int V, bool ADD, typename Unit, typename Left>
+inline void tile(const Left& left, const Unit* right, int64_t right_stride, int64_t units, float* out,
                  int64_t out_stride) {
   Vec acc[DEEP][V];
   for (int r = 0; r < DEEP; ++r)
     for (int v = 0; v < V; ++v) acc[r][v] = ADD ? Vec::loadu(out + r * out_stride + v * kLanes) : Vec(0.f);
   for (int64_t i = 0; i < units; ++i)
     for (int r = 0; r < DEEP; ++r) {
-      const auto* one = left(r, i);
-      for (int v = 0; v < V; ++v) acc[r][v] = Inner<T>::dot(acc[r][v], one, right + i * right_stride + v * kLanes);
+      const Unit* one = left(r, i);
+      for (int v = 0; v < V; ++v) acc[r][v] = dot(acc[r][v], one, right + i * right_stride + v * kLanes);
     }
   for (int r = 0; r < DEEP; ++r)
     for (int v = 0; v < V; ++v) acc[r][v].store(out + r * out_stride + v * kLanes);
 }
 
 // The same for `deep` <= kDeep rows and `wide` <= kWide vectors.
-template <typename T, bool ADD, int V, typename Left>
-inline void tile_rows(int deep, const Left& left, const typename Inner<T>::Unit* right, int64_t right_stride,
-                      int64_t units, float* out, int64_t out_stride) {
+template <bool ADD, int V, typename Unit, typename Left>
+inline void tile_rows(int deep, const Left& left, const Unit* right, int64_t right_stride, int64_t units, float* out,
+                      int64_t out_stride) {
   switch (deep) {
-    case 1: return tile<T, 1, V, ADD>(left, right, right_stride, units, out, out_stride);
-    case 2: return tile<T, 2, V, ADD>(left, right, right_stride, units, out, out_stride);
-    case 3: return tile<T, 3, V, ADD>(left, right, right_stride, units, out, out_stride);
-    case 4: return tile<T, 4, V, ADD>(left, right, right_stride, units, out, out_stride);
-    case 5: return tile<T, 5, V, ADD>(left, right, right_stride, units, out, out_stride);
-    default: return tile<T, kDeep, V, ADD>(left, right, right_stride, units, out, out_stride);
+    case 1: return tile<1, V, ADD>(left, right, right_stride, units, out, out_stride);
+    case 2: return tile<2, V, ADD>(left, right, right_stride, units, out, out_stride);
+    case 3: return tile<3, V, ADD>(left, right, right_stride, units, out, out_stride);
+    case 4: return tile<4, V, ADD>(left, right, right_stride, units, out, out_stride);
+    case 5: return tile<5, V, ADD>(left, right, right_stride, units, out, out_stride);
+    default: return tile<kDeep, V, ADD>(left, right, right_stride, units, out, out_stride);
   }
 }
 
-template <typename T, bool ADD, typename Left>
-inline void tile_any(int deep, int wide, const Left& left, const typename Inner<T>::Unit* right, int64_t right_stride,
-                     int64_t units, float* out, int64_t out_stride) {
-  switch (wide) {
-    case 1: return tile_rows<T, ADD, 1>(deep, left, right, right_stride, units, out, out_stride);
-    case 2: return tile_rows<T, ADD, 2>(deep, left, right, right_stride, units, out, out_stride);
-    case 3: return tile_rows<T, ADD, 3>(deep, left, right, right_stride, units, out, out_stride);
-    default: return tile_rows<T, ADD, kWide>(deep, left, right, right_stride, units, out, out_stride);
+template <bool ADD, typename Unit, typename Left>
+__attribute__((noinline)) void tile_any(int deep, int wide, const Left& left, const Unit* right, int64_t right_stride,
+                                        int64_t units, float* out, int64_t out_stride) {
+  if (wide == 1) return tile_rows<ADD, 1>(deep, left, right, right_stride, units, out, out_stride);
+  if constexpr (kWide > 2) {
+    if (wide == 2) return tile_rows<ADD, 2>(deep, left, right, right_stride, units, out, out_stride);
+    if (wide == 3) return tile_rows<ADD, 3>(deep, left, right, right_stride, units, out, out_stride);
   }
+  tile_rows<ADD, kWide>(deep, left, right, right_stride, units, out, out_stride);
 }
 
 struct Prompt {  // a segment of the step: its queries are tokens start .. start + count of the sequence
@@ -186,25 +201,23 @@ class PromptWorker {
   }
 
   // Where a key's units lie; a block of keys serves all rows of the task, so it is widened once.
-  const Unit* units_of_key(int64_t t) const {
-    if constexpr (kIsWidened)
-      return widened_.data() + t * shape_.head_dim;
-    else
+  const Unit* units_of_key(int64_t t) {
+    if constexpr (kIsWidened) {
+      float* to = widened_.data() + t * shape_.head_dim;
+      for (int64_t i = 0; i < shape_.head_dim; i += kLanes) load(key_rows_[t] + i).store(to + i);
+      return to;
+    } else {
       return reinterpret_cast<const Unit*>(key_rows_[t]);
-  }
-
-  void widen_keys(int64_t count) {
-    for (int64_t t = 0; t < count; ++t)
-      for (int64_t i = 0; i < shape_.head_dim; i += kLanes)
-        load(key_rows_[t] + i).store(widened_.data() + t * shape_.head_dim + i);
+    }
   }
 
   void score(int64_t count) {
-    if constexpr (kIsWidened) widen_keys(count);
     for (int64_t t = 0; t < count; t += kDeep) {
-      const auto key = [&](int r, int64_t i) { return units_of_key(t + r) + i; };
-      tile_any<T, false>(static_cast<int>(std::min<int64_t>(kDeep, count - t)), wide_, key, queries_.data(), kQueryRows,
-                         units_, scores_.data() + t * kQueryRows, kQueryRows);
+      const int deep = static_cast<int>(std::min<int64_t>(kDeep, count - t));
+      const Unit* rows[kDeep] = {};
+      for (int r = 0; r < deep; ++r) rows[r] = units_of_key(t + r);
+      tile_any<false>(deep, wide_, RowsOf<Unit>{rows}, queries_.data(), kQueryRows, units_,
+                      scores_.data() + t * kQueryRows, kQueryRows);
     }
   }
 
@@ -266,9 +279,9 @@ class PromptWorker {
     for (int64_t from = 0; from < d; from += kQueryRows) {
       const int wide = static_cast<int>(std::min<int64_t>(kWide, (d - from) / kLanes));
       for (int64_t m = 0; m < task.rows; m += kDeep) {
-        const auto weight = [&](int r, int64_t i) { return weights_.data() + i * kQueryRows + m + r; };
-        tile_any<T, true>(static_cast<int>(std::min<int64_t>(kDeep, task.rows - m)), wide, weight, packed_.data() + from,
-                          d, units, mixed_.data() + m * d + from, d);
+        tile_any<true>(static_cast<int>(std::min<int64_t>(kDeep, task.rows - m)), wide,
+                       ColumnsOf<Unit>{weights_.data() + m}, packed_.data() + from, d, units,
+                       mixed_.data() + m * d + from, d);
       }
     }
   }
@@ -315,28 +328,34 @@ inline std::vector<PromptTask> tasks_of(const std::vector<Prompt>& prompts, cons
 }
 
 template <typename T>
-void attend_prompts(const at::Tensor& query, const at::Tensor& keys, const at::Tensor& values, const at::Tensor& table,
-                    const at::Tensor& starts, const at::Tensor& counts, const Scoring& how, int64_t window,
-                    at::Tensor& out) {
+void attend_prompts(const TensorView& query, const TensorView& keys, const TensorView& values, const TensorView& table,
+                    const TensorView& starts, const TensorView& counts, const Scoring& how, int64_t window,
+                    const TensorView& out) {
   const int64_t d = query.size(2);
   const Shape shape{query.size(1), keys.size(2), query.size(1) / keys.size(2), d, d, keys.size(1)};
   const Pool key_pool = strides_of(keys), value_pool = strides_of(values);
   std::vector<Prompt> prompts;
   int64_t first = 0;
   for (int64_t i = 0; i < counts.size(0); ++i) {
-    const int64_t start = starts.const_data_ptr<int32_t>()[i], count = counts.const_data_ptr<int32_t>()[i];
-    prompts.push_back({first, start, count, table.const_data_ptr<int32_t>() + i * table.stride(0)});
+    const int64_t start = starts.as<int32_t>()[i], count = counts.as<int32_t>()[i];
+    prompts.push_back({first, start, count, table.as<int32_t>() + i * table.stride(0)});
     first += count;
   }
   const auto tasks = tasks_of(prompts, shape);
   std::atomic<size_t> next{0};
   const auto work = [&](int64_t, int64_t) {
-    PromptWorker<T> worker(shape, key_pool, value_pool, keys.const_data_ptr<T>(), values.const_data_ptr<T>(), how, window);
+    PromptWorker<T> worker(shape, key_pool, value_pool, keys.as<T>(), values.as<T>(), how, window);
     for (size_t i = next++; i < tasks.size(); i = next++)
-      worker.run(prompts[tasks[i].prompt], tasks[i], query.const_data_ptr<T>(), query.stride(0), query.stride(1),
-                 out.mutable_data_ptr<T>());
+      worker.run(prompts[tasks[i].prompt], tasks[i], query.as<T>(), query.stride(0), query.stride(1),
+                 out.as<T>());
   };
-  at::parallel_for(0, std::min<int64_t>(at::get_num_threads(), tasks.size()), 1, work);
+  parallel_for(0, std::min<int64_t>(num_threads(), tasks.size()), 1, work);
+}
+
+void prompt_attention(const TensorView& query, const TensorView& keys, const TensorView& values,
+                      const TensorView& table, const TensorView& starts, const TensorView& counts, const Scoring& how,
+                      int64_t window, const TensorView& out) {
+  MILLM_BY_TYPE(query, attend_prompts<T>(query, keys, values, table, starts, counts, how, window, out));
 }
 
 }  // namespace millm

@@ -2,9 +2,6 @@
 // norm of h where the row keeps it. Everything in float32, cast once. A token is computed from its own values only.
 #pragma once
 
-#include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -12,28 +9,13 @@
 #include <utility>
 #include <vector>
 
+#include "kernels.h"
 #include "vectors.h"
 
 namespace millm {
 
-enum RowFlag : uint8_t { kActs = 1, kHasVector = 2, kKeepsNorm = 4 };
-enum Number { kBias, kThreshold, kGainLessOne, kOffset, kLower, kUpper, kFloor, kNormLimit, kNumbers };
-enum Code { kRow, kGate, kIsGiven, kNormalization, kCodes };
 enum Normalization { kPlain, kConstantNorm, kLayerNorm, kNormalizations };
 constexpr float kLayerNormEps = 1e-5f;  // SAELens adds it to the deviation
-
-struct SteeringTables {
-  const uint8_t* flags;    // [rows]
-  const float* vectors;    // [rows, d]
-  const float* limits;     // [rows]: above which norm of the residual the vector is not added
-  const int32_t* counts;   // [rows]: entries of each row
-  const int32_t* slots;    // [rows, width]: which they are
-  const float* read;       // [entries, d]
-  const float* write;      // [entries, d]
-  const float* numbers;    // [entries, kNumbers]
-  const int32_t* codes;    // [entries, kCodes]
-  int64_t width, entries, d;
-};
 
 // How an SAE sees the token: x = (h - shift) * inverse; a step in x is worth scale in h.
 struct View {
@@ -97,7 +79,6 @@ struct Token {
       View& view = views[c[kNormalization]];
       if (!std::exchange(is_known[c[kNormalization]], true)) view = view_of(h.data(), t.d, c[kNormalization]);
       if (c[kIsGiven]) {
-        TORCH_CHECK(given != nullptr, "steer: the row needs activations that were not given");
         a[k] = given[e];
         continue;
       }
@@ -172,16 +153,15 @@ inline float distance(const float* x, const float* y, int64_t d) {
 // How far a token moved, as a share of its norm: as it was stored, so that what rounding swallows counts as nothing.
 inline float relative_change(float moved, float norm) { return moved == 0.f ? 0.f : norm > 0.f ? moved / norm : 1.f; }
 
-// `changes` [tokens] has each token's relative change, 0 where nothing acted.
 template <typename T>
-void steer_rows(const at::Tensor& hidden, const int64_t* rows, const SteeringTables& t, const float* given, at::Tensor& out,
-                float* changes) {
+void steer(const TensorView& hidden, const int64_t* rows, const SteeringTables& t, const float* given,
+           const TensorView& out, float* changes) {
   const int64_t n = hidden.size(0), d = t.d;
-  T* to = out.mutable_data_ptr<T>();
-  at::parallel_for(0, n, std::max<int64_t>(1, 65536 / (d * (1 + t.width))), [&](int64_t begin, int64_t end) {
+  T* to = out.as<T>();
+  parallel_for(0, n, std::max<int64_t>(1, 65536 / (d * (1 + t.width))), [&](int64_t begin, int64_t end) {
     Token token(d, t.width);
     for (int64_t i = begin; i < end; ++i) {
-      const T* from = hidden.const_data_ptr<T>() + i * hidden.stride(0);
+      const T* from = hidden.as<T>() + i * hidden.stride(0);
       const int64_t row = rows[i];
       std::memcpy(to + i * d, from, d * sizeof(T));
       changes[i] = 0.f;
@@ -196,6 +176,11 @@ void steer_rows(const at::Tensor& hidden, const int64_t* rows, const SteeringTab
       changes[i] = relative_change(distance(token.delta.data(), token.h.data(), d), token.norm);
     }
   });
+}
+
+void steer_rows(const TensorView& hidden, const int64_t* rows, const SteeringTables& tables, const float* given,
+                const TensorView& out, float* changes) {
+  MILLM_BY_TYPE(hidden, steer<T>(hidden, rows, tables, given, out, changes));
 }
 
 }  // namespace millm

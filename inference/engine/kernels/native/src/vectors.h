@@ -3,13 +3,24 @@
 
 #include <ATen/cpu/vec/functional.h>
 #include <ATen/cpu/vec/vec.h>
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <utility>
+
+#include "tensor_view.h"
+
+#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#define MILLM_BF16_DOT 1
+#else
+#define MILLM_BF16_DOT 0
+#endif
+#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#define MILLM_INT8_DOT 1
+#else
+#define MILLM_INT8_DOT 0
+#endif
 
 namespace millm {
 
@@ -18,13 +29,13 @@ constexpr int64_t kLanes = Vec::size();
 
 inline Vec load(const float* p) { return Vec::loadu(p); }
 
-inline Vec load(const at::BFloat16* p) {
+inline Vec load(const BFloat16* p) {
   Vec out;
   at::vec::load_fp32_from_bf16(p, out);
   return out;
 }
 
-inline Vec load(const at::Half* p) {
+inline Vec load(const Half* p) {
   Vec out;
   at::vec::load_fp32_from_fp16(p, out);
   return out;
@@ -67,7 +78,7 @@ inline void store(float* p, const Vec& v, int64_t count) {
 
 #if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__) && defined(__AVX512VL__) && defined(__AVX512BW__)
 template <>
-inline void store(at::BFloat16* p, const Vec& v, int64_t count) {
+inline void store(BFloat16* p, const Vec& v, int64_t count) {
   const __mmask16 mask = count >= 16 ? 0xFFFF : static_cast<__mmask16>((1u << count) - 1);
   _mm256_mask_storeu_epi16(p, mask, (__m256i)_mm512_cvtneps_pbh(v));
 }

@@ -1,9 +1,6 @@
 // Products of a few rows with row-major weights of 16 or 8 bits, widened on the way: for processors without the dot
-// products of linear.h, and for float16. A row of activations is widened once.
+// products of linear.cpp, and for float16. A row of activations is widened once.
 #pragma once
-
-#include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
 
 #include <type_traits>
 #include <vector>
@@ -150,13 +147,13 @@ struct Widened {
   std::vector<float> scales;  // of rows
 
   template <typename T>
-  static Widened of(const at::Tensor& x) {
+  static Widened of(const TensorView& x) {
     constexpr int64_t kStep = Widening<W>::kStep;
     const int64_t rows = x.size(0), k = x.size(1), padded = (k + kStep - 1) / kStep * kStep;
     Widened wide{rows, padded, std::vector<Number>(rows * padded), std::vector<float>(rows)};
-    at::parallel_for(0, rows, std::max<int64_t>(1, 32768 / k), [&](int64_t begin, int64_t end) {
+    parallel_for(0, rows, std::max<int64_t>(1, 32768 / k), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
-        const WideRow<T, W> row(x.const_data_ptr<T>() + r * x.stride(0), k);
+        const WideRow<T, W> row(x.as<T>() + r * x.stride(0), k);
         wide.scales[r] = row.scale;
         for (int64_t from = 0; from < padded; from += kBlock)
           row.put(from, wide.width(from), wide.numbers.data() + rows * from + r * wide.width(from));
@@ -204,18 +201,18 @@ struct Put {
 
 // One or two rows: the weights' way through memory is all that counts.
 template <typename T, typename W>
-void multiply_wide_lines(const at::Tensor& x, const at::Tensor& w, const Put<T>& put) {
+void multiply_wide_lines(const TensorView& x, const TensorView& w, const Put<T>& put) {
   using How = Widening<W>;
   const int64_t rows = x.size(0), k = w.size(1), n = w.size(0), padded = (k + How::kStep - 1) / How::kStep * How::kStep;
   std::vector<typename How::Number> wide(rows * padded);
   float scales[2];
   for (int64_t r = 0; r < rows; ++r) {
-    const WideRow<T, W> row(x.const_data_ptr<T>() + r * x.stride(0), k);
+    const WideRow<T, W> row(x.as<T>() + r * x.stride(0), k);
     row.put(0, padded, wide.data() + r * padded);
     scales[r] = row.scale;
   }
-  const W* ws = w.const_data_ptr<W>();
-  at::parallel_for(0, n, std::max<int64_t>(1, 262144 / k), [&](int64_t begin, int64_t end) {
+  const W* ws = w.as<W>();
+  parallel_for(0, n, std::max<int64_t>(1, 262144 / k), [&](int64_t begin, int64_t end) {
     for (int64_t column = begin; column < end; ++column) {
       float two[2] = {};
       for (int64_t from = 0; from < k; from += std::min(How::kMost, k)) {
@@ -255,19 +252,19 @@ void wide_sums(const Widened<W>& x, const W* w, int64_t k, int64_t first, int64_
 
 // w [n, k]; scales [n] multiply its rows where they are given.
 template <typename T, typename W>
-void multiply_wide(const at::Tensor& x, const at::Tensor& w, const float* scales, const T* bias, at::Tensor& out) {
+void multiply_wide(const TensorView& x, const TensorView& w, const float* scales, const T* bias, const TensorView& out) {
   constexpr int64_t kColumnsAtOnce = 48;
   static_assert(kColumnsAtOnce % kWideColumns == 0);
   const int64_t rows = x.size(0), k = w.size(1), n = w.size(0);
-  const Put<T> put{out.mutable_data_ptr<T>(), n, scales, bias};
+  const Put<T> put{out.as<T>(), n, scales, bias};
   if (rows <= 2) return multiply_wide_lines<T, W>(x, w, put);
   const Widened<W> wide = Widened<W>::template of<T>(x);
-  at::parallel_for(0, (n + kColumnsAtOnce - 1) / kColumnsAtOnce, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, (n + kColumnsAtOnce - 1) / kColumnsAtOnce, 1, [&](int64_t begin, int64_t end) {
     std::vector<float> sums(rows * kColumnsAtOnce);
     float line[kColumnsAtOnce];
     for (int64_t b = begin; b < end; ++b) {
       const int64_t first = b * kColumnsAtOnce, columns = std::min(kColumnsAtOnce, n - first);
-      wide_sums(wide, w.const_data_ptr<W>(), k, first, columns, sums.data());
+      wide_sums(wide, w.as<W>(), k, first, columns, sums.data());
       for (int64_t r = 0; r < rows; ++r) {
         for (int64_t c = 0; c < columns; c += kWideColumns)
           std::copy_n(sums.data() + c * rows + r * kWideColumns, kWideColumns, line + c);

@@ -52,10 +52,10 @@ struct Widening : FloatProducts {
 // bfloat16 is the upper half of a float32: one shift makes floats of the even ones, two of the odd ones (a mask would
 // take a register, of which AVX2 has too few).
 template <>
-struct Widening<at::BFloat16> : FloatProducts {
+struct Widening<BFloat16> : FloatProducts {
   static constexpr int kVectors = 2;
   static constexpr int64_t kStep = 2 * kLanes;
-  static Numbers take(const at::BFloat16* p, int v) {
+  static Numbers take(const BFloat16* p, int v) {
 #if defined(CPU_CAPABILITY_AVX512)
     const __m512i pairs = _mm512_loadu_si512(p);
     return _mm512_castsi512_ps(v ? _mm512_and_si512(pairs, _mm512_set1_epi32(-65536)) : _mm512_slli_epi32(pairs, 16));

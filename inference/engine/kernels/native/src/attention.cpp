@@ -1,0 +1,3 @@
+// Attention over pooled keys and values.
+#include "decode_attention.h"
+#include "prompt_attention.h"

@@ -1,0 +1,330 @@
+// Decode attention over pooled keys and values: one query a sequence, one pass over its tokens (online softmax).
+//
+// All visible tokens of all sequences form one line that is cut evenly between the threads, so a single long
+// sequence is shared as well as many short ones. Each cut leaves (maximum, sum, weighted values) per head; pieces of
+// a sequence are joined at the end. Keys and values are read once per key-value head, for all query heads of it.
+#pragma once
+
+#include <cmath>
+#include <type_traits>
+#include <vector>
+
+#include "attention.h"
+#include "vectors.h"
+
+namespace millm {
+
+constexpr int64_t kTile = 32;  // tokens whose scores are held at once
+
+struct Piece {  // tokens [begin, end) of one sequence, done by one thread
+  int64_t sequence, begin, end;
+};
+
+// Cut the line of all tokens into one stretch a thread.
+inline std::vector<std::vector<Piece>> share_out(const int32_t* lengths, int64_t n, int64_t window, int64_t threads) {
+  auto first = [&](int64_t i) { return window > 0 ? std::max<int64_t>(0, lengths[i] - window) : 0; };
+  int64_t total = 0;
+  for (int64_t i = 0; i < n; ++i) total += lengths[i] - first(i);
+  threads = std::max<int64_t>(1, std::min(threads, total / (2 * kTile)));
+  const int64_t share = (total + threads - 1) / threads;
+  std::vector<std::vector<Piece>> shares(1);
+  int64_t room = share;
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t at = first(i); at < lengths[i];) {
+      if (room == 0) {
+        shares.emplace_back();
+        room = share;
+      }
+      const int64_t end = std::min<int64_t>(lengths[i], at + room);
+      shares.back().push_back({i, at, end});
+      room -= end - at;
+      at = end;
+    }
+  }
+  return shares;
+}
+
+// GROUP query heads against `count` keys, head_dim in registers of NV vectors at a time.
+template <typename T, int GROUP, bool TAIL>
+inline void score_tile(const float* query, const T* keys, const T* ahead, int64_t stride, int64_t count,
+                       const Shape& shape, float* scores) {
+  const int64_t d = shape.head_dim;
+  for (int64_t t = 0; t < count; ++t) {
+    const T* row = keys + t * stride;
+    const char* next = reinterpret_cast<const char*>(ahead + t * stride);
+    for (int64_t byte = 0; byte < d * static_cast<int64_t>(sizeof(T)); byte += 64) __builtin_prefetch(next + byte);
+    Vec even[GROUP], odd[GROUP];
+    for (int g = 0; g < GROUP; ++g) even[g] = odd[g] = Vec(0.f);
+    int64_t i = 0;
+    for (; i + 2 * kLanes <= d; i += 2 * kLanes) {
+      const Vec a = load(row + i), b = load(row + i + kLanes);
+      for (int g = 0; g < GROUP; ++g) {
+        even[g] = at::vec::fmadd(Vec::loadu(query + g * shape.padded + i), a, even[g]);
+        odd[g] = at::vec::fmadd(Vec::loadu(query + g * shape.padded + i + kLanes), b, odd[g]);
+      }
+    }
+    for (; i < d; i += kLanes) {
+      const Vec a = TAIL ? load(row + i, d - i) : load(row + i);
+      for (int g = 0; g < GROUP; ++g)
+        even[g] = at::vec::fmadd(Vec::loadu(query + g * shape.padded + i), a, even[g]);
+    }
+    for (int g = 0; g < GROUP; ++g) scores[g * kTile + t] = sum(even[g] + odd[g]);
+  }
+}
+
+#if MILLM_BF16_DOT
+
+// As score_tile, for bfloat16 and head sizes of whole vectors: products of pairs, four tokens at a time.
+template <int GROUP>
+inline void score_pairs(const BFloat16* query, int64_t query_stride, const BFloat16* keys,
+                        const BFloat16* ahead, int64_t stride, int64_t count, int64_t d, float* scores) {
+  for (int64_t t = 0; t < count; t += 4) {
+    const BFloat16* rows[4];
+    for (int j = 0; j < 4; ++j) rows[j] = keys + std::min(t + j, count - 1) * stride;
+    for (int j = 0; j < 4; ++j) {
+      const char* next = reinterpret_cast<const char*>(ahead + std::min(t + j, count - 1) * stride);
+      for (int64_t byte = 0; byte < 2 * d; byte += 64) __builtin_prefetch(next + byte);
+    }
+    __m512 acc[GROUP][4];
+    for (auto& group : acc)
+      for (auto& a : group) a = _mm512_setzero_ps();
+    for (int64_t i = 0; i < d; i += 32) {
+      __m512bh key[4];
+      for (int j = 0; j < 4; ++j) key[j] = (__m512bh)_mm512_loadu_si512(rows[j] + i);
+      for (int g = 0; g < GROUP; ++g) {
+        const __m512bh q = (__m512bh)_mm512_loadu_si512(query + g * query_stride + i);
+        for (int j = 0; j < 4; ++j) acc[g][j] = _mm512_dpbf16_ps(acc[g][j], q, key[j]);
+      }
+    }
+    for (int g = 0; g < GROUP; ++g)
+      four_sums(acc[g][0], acc[g][1], acc[g][2], acc[g][3], scores + g * kTile + t);
+  }
+}
+
+#endif
+
+// acc[g] += sum over the tile of weight[g][t] * values[t].
+template <typename T, int GROUP, int NV, bool TAIL>
+inline void mix_columns(float* acc, const float* weights, const T* values, const T* ahead, int64_t stride,
+                        int64_t count, int64_t from, const Shape& shape) {
+  Vec sums[GROUP][NV];
+  for (int g = 0; g < GROUP; ++g)
+    for (int v = 0; v < NV; ++v) sums[g][v] = Vec::loadu(acc + g * shape.padded + from + v * kLanes);
+  for (int64_t t = 0; t < count; ++t) {
+    const T* row = values + t * stride + from;
+    const char* next = reinterpret_cast<const char*>(ahead + t * stride + from);
+    for (int64_t byte = 0; byte < NV * kLanes * static_cast<int64_t>(sizeof(T)); byte += 64)
+      __builtin_prefetch(next + byte);
+    for (int v = 0; v < NV; ++v) {
+      const Vec value = TAIL ? load(row + v * kLanes, shape.head_dim - from - v * kLanes) : load(row + v * kLanes);
+      for (int g = 0; g < GROUP; ++g) sums[g][v] = at::vec::fmadd(Vec(weights[g * kTile + t]), value, sums[g][v]);
+    }
+  }
+  for (int g = 0; g < GROUP; ++g)
+    for (int v = 0; v < NV; ++v) sums[g][v].store(acc + g * shape.padded + from + v * kLanes);
+}
+
+template <typename T, int GROUP, bool TAIL>
+inline void mix_tile(float* acc, const float* weights, const T* values, const T* ahead, int64_t stride, int64_t count,
+                     const Shape& shape) {
+  constexpr int kWide = kLanes == 16 ? 8 : 4;
+  int64_t from = 0;
+  for (; from + kWide * kLanes <= shape.head_dim; from += kWide * kLanes)
+    mix_columns<T, GROUP, kWide, false>(acc, weights, values, ahead, stride, count, from, shape);
+  for (; from < shape.head_dim; from += kLanes)
+    mix_columns<T, GROUP, 1, TAIL>(acc, weights, values, ahead, stride, count, from, shape);
+}
+
+// Scores to weights, with what came before scaled down when the maximum rises. Lanes behind `count` become zero.
+__attribute__((noinline)) void soften(float* scores, int64_t count, const Scoring& how, float& maximum, float& total, float* acc,
+                   int64_t padded) {
+  for (int64_t t = count; t < kTile; ++t) scores[t] = kNone;
+  Vec top(kNone);
+  for (int64_t t = 0; t < kTile; t += kLanes) {
+    Vec s = Vec::loadu(scores + t) * Vec(how.scale);
+    if (how.softcap > 0) s = (s / Vec(how.softcap)).tanh() * Vec(how.softcap);
+    if (how.softcap > 0 && t + kLanes > count)  // tanh made the lanes behind the end finite
+      s = Vec::set(Vec(kNone), s, std::max<int64_t>(0, count - t));
+    s.store(scores + t);
+    top = at::vec::maximum(top, s);
+  }
+  const float raised = std::max(maximum, largest(top));
+  Vec added(0.f);
+  for (int64_t t = 0; t < kTile; t += kLanes) {
+    const Vec weight = (Vec::loadu(scores + t) - Vec(raised)).exp();
+    weight.store(scores + t);
+    added = added + weight;
+  }
+  const float fade = std::exp(maximum - raised);
+  total = std::fma(total, fade, sum(added));
+  if (raised != maximum)
+    for (int64_t i = 0; i < padded; i += kLanes) (Vec::loadu(acc + i) * Vec(fade)).store(acc + i);
+  maximum = raised;
+}
+
+template <typename T, bool TAIL>
+struct Worker {
+  const Shape& shape;
+  const Pool& key_pool;
+  const Pool& value_pool;
+  const T* keys;
+  const T* values;
+  const Scoring& how;
+
+  template <int GROUP>
+  void heads(const T* raw, int64_t raw_stride, const float* query, const T* k, const T* k_ahead, const T* v, const T* v_ahead, int64_t count,
+             float* maximum, float* total, float* acc) const {
+    float scores[GROUP * kTile];
+    score<GROUP>(raw, raw_stride, query, k, k_ahead, count, scores);
+    for (int g = 0; g < GROUP; ++g)
+      soften(scores + g * kTile, count, how, maximum[g], total[g], acc + g * shape.padded, shape.padded);
+    mix_tile<T, GROUP, TAIL>(acc, scores, v, v_ahead, value_pool.token_stride, count, shape);
+  }
+
+  template <int GROUP>
+  void score(const T* raw, int64_t raw_stride, const float* query, const T* k, const T* k_ahead, int64_t count,
+             float* scores) const {
+#if MILLM_BF16_DOT
+    if constexpr (std::is_same_v<T, BFloat16>)
+      if (shape.head_dim % 32 == 0)
+        return score_pairs<GROUP>(raw, raw_stride, k, k_ahead, key_pool.token_stride, count, shape.head_dim, scores);
+#endif
+    score_tile<T, GROUP, TAIL>(query, k, k_ahead, key_pool.token_stride, count, shape, scores);
+  }
+
+  // raw: the sequence's query as it came; query: the same widened, [heads, padded]; maximum, total [heads]; acc [heads, padded]
+  void piece(const Piece& piece, const T* raw, int64_t raw_stride, const float* query, const int32_t* blocks, float* maximum, float* total,
+             float* acc) const {
+    for (int64_t at = piece.begin; at < piece.end;) {
+      const int64_t count = tile_length(at, piece.end), next = at + count < piece.end ? at + count : at;
+      for (int64_t h = 0; h < shape.kv_heads; ++h) {
+        // What comes next: the same tokens of the next head, or behind the last head the next tokens of the first.
+        const bool is_last = h + 1 == shape.kv_heads;
+        const int64_t then = is_last ? next : at, head_then = is_last ? 0 : h + 1;
+        const T *k = place(keys, key_pool, blocks, at, h), *v = place(values, value_pool, blocks, at, h);
+        const T *k_ahead = place(keys, key_pool, blocks, then, head_then);
+        const T *v_ahead = place(values, value_pool, blocks, then, head_then);
+        for (int64_t g = 0; g < shape.group;) {
+          const int64_t head = h * shape.group + g, left = shape.group - g;
+          const float* q = query + head * shape.padded;
+          float *m = maximum + head, *t = total + head, *a = acc + head * shape.padded;
+          // Behind the first heads of a group the tile is in the cache already: nothing is fetched ahead twice.
+          const T *ka = g ? k : k_ahead, *va = g ? v : v_ahead;
+          if (left >= 2) {
+            heads<2>(raw + head * raw_stride, raw_stride, q, k, ka, v, va, count, m, t, a);
+            g += 2;
+          } else {
+            heads<1>(raw + head * raw_stride, raw_stride, q, k, ka, v, va, count, m, t, a);
+            g += 1;
+          }
+        }
+      }
+      at += count;
+    }
+  }
+
+  int64_t tile_length(int64_t at, int64_t end) const {
+    const int64_t in_block = shape.block_size - at % shape.block_size;
+    return std::min({kTile, in_block, end - at});
+  }
+
+  const T* place(const T* pool, const Pool& p, const int32_t* blocks, int64_t token, int64_t head) const {
+    return pool + blocks[token / shape.block_size] * p.block_stride + (token % shape.block_size) * p.token_stride +
+           head * p.head_stride;
+  }
+};
+
+template <typename T>
+void attend(const TensorView& query, const TensorView& keys, const TensorView& values, const TensorView& table,
+            const TensorView& lengths, const Scoring& how, int64_t window, const TensorView& out) {
+  const int64_t n = query.size(0), d = query.size(2);
+  const Shape shape{query.size(1), keys.size(2), query.size(1) / keys.size(2), d,
+                    (d + kLanes - 1) / kLanes * kLanes, keys.size(1)};
+  const Pool key_pool = strides_of(keys), value_pool = strides_of(values);
+  const auto shares = share_out(lengths.as<int32_t>(), n, window, num_threads());
+  std::vector<std::pair<int64_t, int64_t>> of_piece;  // sequence, index into the scratch
+  std::vector<int64_t> first_of_share;
+  for (const auto& share : shares) {
+    first_of_share.push_back(static_cast<int64_t>(of_piece.size()));
+    for (const auto& piece : share) of_piece.emplace_back(piece.sequence, static_cast<int64_t>(of_piece.size()));
+  }
+  const int64_t per_piece = shape.heads * (shape.padded + 2), pieces = static_cast<int64_t>(of_piece.size());
+  std::vector<float> scratch(pieces * per_piece, 0.f);
+  const int32_t* blocks = table.as<int32_t>();
+  const T* q = query.as<T>();
+
+  auto run_share = [&](int64_t s) {
+    std::vector<float> widened(shape.heads * shape.padded, 0.f);
+    int64_t index = first_of_share[s];
+    for (const auto& piece : shares[s]) {
+      for (int64_t h = 0; h < shape.heads; ++h)
+        for (int64_t i = 0; i < d; i += kLanes)
+          load(q + piece.sequence * query.stride(0) + h * query.stride(1) + i, d - i)
+              .store(widened.data() + h * shape.padded + i);
+      float *maximum = scratch.data() + index++ * per_piece, *total = maximum + shape.heads,
+            *acc = total + shape.heads;
+      std::fill(maximum, maximum + shape.heads, kNone);
+      const T* raw = q + piece.sequence * query.stride(0);
+      const int32_t* own = blocks + piece.sequence * table.stride(0);
+      const T *k = keys.as<T>(), *v = values.as<T>();
+      if (d % kLanes == 0)
+        Worker<T, false>{shape, key_pool, value_pool, k, v, how}.piece(
+            piece, raw, query.stride(1), widened.data(), own, maximum, total, acc);
+      else
+        Worker<T, true>{shape, key_pool, value_pool, k, v, how}.piece(
+            piece, raw, query.stride(1), widened.data(), own, maximum, total, acc);
+    }
+  };
+  parallel_for(0, static_cast<int64_t>(shares.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t s = begin; s < end; ++s) run_share(s);
+  });
+
+  T* o = out.as<T>();
+  std::vector<float> weights(pieces);
+  for (int64_t from = 0; from < pieces;) {
+    int64_t to = from;
+    while (to < pieces && of_piece[to].first == of_piece[from].first) ++to;
+    const int64_t sequence = of_piece[from].first;
+    for (int64_t h = 0; h < shape.heads; ++h) {
+      float top = how.sinks ? how.sinks[h] : kNone, total = 0.f;
+      for (int64_t p = from; p < to; ++p) top = std::max(top, scratch[p * per_piece + h]);
+      for (int64_t p = from; p < to; ++p) {
+        weights[p] = std::exp(scratch[p * per_piece + h] - top);
+        total += scratch[p * per_piece + shape.heads + h] * weights[p];
+      }
+      if (how.sinks) total += std::exp(how.sinks[h] - top);
+      for (int64_t i = 0; i < d; i += kLanes) {
+        Vec joined(0.f);
+        for (int64_t p = from; p < to; ++p) {
+          const float* piece = scratch.data() + p * per_piece;
+          joined = at::vec::fmadd(Vec(weights[p] / total), Vec::loadu(piece + 2 * shape.heads + h * shape.padded + i), joined);
+        }
+        store(o + (sequence * shape.heads + h) * d + i, joined, d - i);
+      }
+    }
+    from = to;
+  }
+}
+
+void decode_attention(const TensorView& query, const TensorView& keys, const TensorView& values,
+                      const TensorView& table, const TensorView& lengths, const Scoring& how, int64_t window,
+                      const TensorView& out) {
+  MILLM_BY_TYPE(query, attend<T>(query, keys, values, table, lengths, how, window, out));
+}
+
+void copy_rows(const TensorView& rows, const int64_t* slots, const TensorView& pool) {
+  const int64_t block_size = pool.size(1), heads = pool.size(2), size = pool.element_size;
+  const int64_t bytes = pool.size(3) * size;
+  char* to = pool.as<char>();
+  const char* from = rows.as<char>();
+  parallel_for(0, rows.size(0), std::max<int64_t>(1, 65536 / (heads * bytes)), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t block = slots[t] / block_size, offset = slots[t] % block_size;
+      for (int64_t h = 0; h < heads; ++h)
+        std::memcpy(to + (block * pool.stride(0) + offset * pool.stride(1) + h * pool.stride(2)) * size,
+                    from + (t * rows.stride(0) + h * rows.stride(1)) * size, bytes);
+    }
+  });
+}
+
+}  // namespace millm
