@@ -111,7 +111,9 @@ def check_sae_is_unused(*, sae: SAE) -> None:
     """Raise InUseError if a version, a draft or a watch rule needs the SAE."""
     if version := ProfileVersion.objects.filter(saes=sae).select_related("profile").first():
         raise InUseError(f"The SAE {sae} is used by the published profile {version}, so it cannot be deleted.")
-    uses = Q(feature__sae=sae) | Q(gate_feature__sae=sae)
+    place = {"checksum": sae.checksum, "layer": sae.layer, "site": sae.site}
+    reconstructed = Q(profile__model=sae.model, vector__contains={"sae": place})
+    uses = Q(feature__sae=sae) | Q(gate_feature__sae=sae) | reconstructed
     if edit := FeatureEdit.objects.filter(uses).select_related("profile").first():
         raise InUseError(f"The SAE {sae} is used by the draft of {edit.profile}; remove those edits first.")
     if rule := WatchRule.objects.filter(feature__sae=sae).first():

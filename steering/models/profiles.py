@@ -187,8 +187,13 @@ class FeatureEdit(models.Model):
         )
 
     def __str__(self) -> str:
-        feature = self.feature and (self.feature.label or f"feature {self.feature.index}")
-        return f"{self.get_operation_display()}: {feature or self.plain_vector or 'own numbers'}"
+        target: object = self.plain_vector or "custom values"
+        if self.feature is not None:
+            target = self.feature.label or f"feature {self.feature.index}"
+        elif isinstance(self.vector, dict) and "values" not in self.vector:  # a whole site
+            sae = self.vector.get("sae")
+            target = sae["name"] if isinstance(sae, dict) and "name" in sae else f"layer {self.vector.get('layer')}"
+        return f"{self.get_operation_display()}: {target}"
 
     def clean(self) -> None:
         for name in ("feature", "gate_feature"):

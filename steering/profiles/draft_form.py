@@ -31,6 +31,7 @@ _FIELDS = {
     "gate.measure": "gate_measure",
     "gate.scope": "gate_scope",
     "site": "norm_layer",
+    "site.sae": "sae",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -18,10 +19,11 @@ from django.utils.safestring import SafeString
 
 from steering.models import SAE, Feature, FeatureEdit, PlainVector, SteeringProfile
 from steering.profiles.display import coefficient_text, push_text
-from steering.profiles.drafts import edit_of
-from steering.spec.edit import OPERATIONS, SITE_OPERATIONS, VECTOR_OPERATIONS
+from steering.profiles.drafts import edit_of, sae_identity
+from steering.spec.edit import OPERATIONS, SITE_OPERATIONS, VECTOR_OPERATIONS, EditSpec, SiteTarget
 from steering.spec.errors import InvalidSpecError
 from steering.spec.parsing import MAX_LAYER, parse_edits
+from steering.spec.rendering import edit_to_json
 from steering.spec.units import DEFAULT_STRENGTH, MAX_STRENGTH
 from steering.spec.wording import describe_edit
 from steering.visibility import visible_vectors
@@ -38,7 +40,10 @@ OPERATION_HELP = {
     "at_most": "Lowers the feature to the strength where it is higher.",
     "orthogonal": "Multiplies the residual's component along the direction by the strength: 0 removes it.",
     "projection_cap": "Limits the residual's component along the direction to between the lower end and the strength.",
-    "reconstruct": "Replaces the residual by the SAE's reconstruction, without its error.",
+    "reconstruct": (
+        "Replaces the residual by what the SAE decodes from its features, without the SAE's error. Shows what the "
+        "model loses when it has only what the SAE sees. Edits of the same SAE's features act on what is decoded."
+    ),
     "norm_preserving": "Restores the residual's original norm after all other edits at the site.",
 }
 PHASE_HELP = {
@@ -67,6 +72,7 @@ UNIT_HELP = {
 
 
 KEEP_NORM = FeatureEdit.Operation.NORM_PRESERVING
+RECONSTRUCT = FeatureEdit.Operation.RECONSTRUCT
 GATE = ("gate_feature", "gate_vector", "gate_measure", "gate_side", "gate_above", "gate_unit", "gate_scope")
 CONDITIONS = ("scope", "after", "first", "only_if_active", *GATE, "special_tokens", "ranges", "sink_tokens")
 _GATE_ROWS = (("gate_feature", "gate_vector", "gate_measure"), ("gate_side", "gate_above", "gate_unit", "gate_scope"))
@@ -135,6 +141,12 @@ class VectorEditForm(FeatureEditForm):
     """The form of edits with registered vectors, custom values, and whole sites."""
 
     operations = (*VECTOR_OPERATIONS, *SITE_OPERATIONS)
+    sae = forms.ModelChoiceField(
+        SAE.objects.none(),
+        label="SAE",
+        required=False,
+        help_text='Only for "replace by the reconstruction". Acts at the SAE\'s site.',
+    )
     norm_layer = forms.IntegerField(
         label="layer", required=False, min_value=0, max_value=MAX_LAYER, help_text='Only for "keep the norm".'
     )
@@ -154,6 +166,16 @@ class VectorEditForm(FeatureEditForm):
             place = self.instance.vector
             site = place.get("site", SAE.Site.RESID_POST)
             self.initial.update(norm_layer=place.get("layer"), norm_site=site, vector=None)
+        if self.instance.operation == RECONSTRUCT:
+            self._show_sae()
+
+    def _show_sae(self) -> None:
+        """Choose the SAE of the saved edit. An SAE that is no longer registered stays in the custom values."""
+        field, site = self.fields["sae"], self.instance.vector
+        assert isinstance(field, ModelChoiceField)
+        for sae in field.queryset or ():
+            if _without_name(_reconstruction_site(sae)) == _without_name(site):
+                self.initial.update(sae=sae.pk, vector=None)
 
     def clean_operation(self) -> str:
         return self.cleaned_data["operation"] or FeatureEdit.Operation.ADD
@@ -167,11 +189,11 @@ class VectorEditForm(FeatureEditForm):
 
     def _clean_target(self, cleaned: dict[str, Any]) -> None:
         registered, own = cleaned["plain_vector"], cleaned["vector"]
-        if cleaned["operation"] == FeatureEdit.Operation.RECONSTRUCT:
-            if registered is not None or own is None:
-                message = '"replace by the reconstruction" needs a site with its SAE as custom values.'
-                raise ValidationError({"vector": message})
-            _check_edit({"site": own, "operation": cleaned["operation"]})
+        if cleaned["operation"] == RECONSTRUCT:
+            if registered is not None:
+                message = '"replace by the reconstruction" needs an SAE, not a vector.'
+                raise ValidationError({"plain_vector": message})
+            cleaned["vector"] = self._reconstructed_site(own, cleaned.get("sae"))
         elif cleaned["operation"] == KEEP_NORM:
             if registered is not None:
                 raise ValidationError({"plain_vector": '"keep the norm" needs a layer and a site, not a vector.'})
@@ -183,12 +205,35 @@ class VectorEditForm(FeatureEditForm):
         elif own is not None:
             _check_edit({"vector": own, "operation": cleaned["operation"]})
 
+    def _reconstructed_site(self, own: object, sae: SAE | None) -> object:
+        if sae is None and own is None:
+            raise ValidationError({"sae": '"replace by the reconstruction" needs an SAE.'})
+        if sae is not None and own is not None:
+            raise ValidationError({"sae": "Choose an SAE or enter custom values, not both."})
+        site = own if sae is None else _reconstruction_site(sae)
+        _check_edit({"site": site, "operation": RECONSTRUCT})
+        return site
+
     def _site(self, own: object, cleaned: Mapping[str, Any]) -> object:
         if own is None and cleaned.get("norm_layer") is None:
             raise ValidationError({"norm_layer": '"keep the norm" needs a layer.'})
         site = own or {"layer": cleaned["norm_layer"], "site": cleaned.get("norm_site") or SAE.Site.RESID_POST}
         _check_edit({"site": site, "operation": KEEP_NORM})
         return site
+
+
+def _reconstruction_site(sae: SAE) -> dict[str, Any]:
+    """Return the target of an edit that replaces the residual by the SAE's reconstruction, as in a version's JSON."""
+    identity = sae_identity(sae)
+    edit = edit_to_json(EditSpec(SiteTarget(identity.site, sae=identity), "reconstruct"))
+    site: dict[str, Any] = edit["site"]
+    return site
+
+
+def _without_name(site: object) -> object:
+    """Return the target without the SAE's name, which may have been changed since."""
+    sae = site.get("sae") if isinstance(site, dict) else None
+    return {**site, "sae": {**sae, "name": ""}} if isinstance(site, dict) and isinstance(sae, dict) else site
 
 
 def _check_edit(edit: dict[str, Any]) -> None:
@@ -305,10 +350,10 @@ class FeatureEditInline(_EditInline):
 
 class VectorEditInline(_EditInline):
     form = VectorEditForm
-    verbose_name = "vector edit"
-    verbose_name_plural = "vector edits"
+    verbose_name = "vector or site edit"
+    verbose_name_plural = "vector and site edits"
     fieldsets = (
-        (None, {"fields": ("plain_vector", *_AMOUNT, ("norm_layer", "norm_site"), *_OUTCOME)}),
+        (None, {"fields": ("operation", "plain_vector", "sae", ("norm_layer", "norm_site"), *_AMOUNT[1:], *_OUTCOME)}),
         (
             "Conditions and custom values",
             {
@@ -337,6 +382,10 @@ class VectorEditInline(_EditInline):
             rows = rows.filter(used | Q(pk__in=visible_vectors(request.user).order_by().values("pk")))
             self._choose_among(field, "plain_vector", rows.defer("data"), obj.model_id)
         self._choose_feature(fields, "gate_feature", obj)
+        if obj is not None:
+            saes: Any = copy.deepcopy(fields["sae"])  # a declared field is shared by all forms of the class
+            saes.queryset = SAE.objects.filter(model_id=obj.model_id)
+            fields["sae"] = saes
         return formset
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[FeatureEdit]:

@@ -97,6 +97,13 @@ def test_outcome_and_order_are_shown(form: Page):
     expect(vectors.nth(0)).to_contain_text("calm at layer 2 (resid_post)")
     expect(vectors.nth(1).locator("[name=edits-2-1-norm_layer]")).to_have_value("1")
     expect(vectors.nth(1).locator("[name=edits-2-1-strength]")).not_to_be_visible()
+    vectors.nth(1).locator("[name=edits-2-1-operation]").select_option("reconstruct")
+    expect(vectors.nth(1).locator(".field-operation .steering-explained")).to_contain_text("without the SAE's error")
+    expect(vectors.nth(1).locator("[name=edits-2-1-norm_layer]")).not_to_be_visible()
+    expect(vectors.nth(1).locator("[name=edits-2-1-norm_site]")).not_to_be_visible()
+    vectors.nth(1).locator("[name=edits-2-1-sae]").select_option("tiny-sae")
+    expect(vectors.nth(0).locator("[name=edits-2-0-sae]")).not_to_be_visible()
+    expect(vectors.nth(0).locator("[name=edits-2-0-norm_site]")).not_to_be_visible()
 
 
 def test_added_card_works_like_the_others_and_is_saved(form: Page, draft: SteeringProfile):

@@ -23,6 +23,7 @@ from steering.exchange.imports import ImportOptions, import_profiles, plan_impor
 from steering.models import FeatureEdit, PlainVector, SteeringProfile, VectorSet, VersionVector
 from steering.profiles import lifecycle
 from steering.profiles.drafts import draft_edits
+from steering.profiles.inline_edits import read_short_edits
 from steering.spec.wording import describe_edit
 from steering.vectors.services import NewVector, delete_vectors, save_vectors
 from tests.steering.edits import keep_norm, vector_edit
@@ -175,9 +176,42 @@ class TestUse:
         assert admin.post(reverse(PROFILE, args=[profile.pk]), data).status_code == 302
         assert FeatureEdit.objects.get().vector == {"layer": 1, "site": "mlp_out"}
 
+    def test_a_reconstruction_needs_no_json(self, admin, profile, sae):
+        profile.edits.all().delete()
+        data: dict[str, object] = {"name": "gloomy", "description": ""}
+        data |= {"edits-TOTAL_FORMS": 0, "edits-INITIAL_FORMS": 0}
+        form = {"operation": "reconstruct", "sae": sae.pk, "phase": "prompt", "unit": "raw", "strength": "1"}
+        data |= {"edits-2-TOTAL_FORMS": 1, "edits-2-INITIAL_FORMS": 0}
+        data |= {f"edits-2-0-{name}": value for name, value in form.items()}
+        assert admin.post(reverse(PROFILE, args=[profile.pk]), data).status_code == 302
+        (of_form,) = draft_edits(profile)
+        (of_api,) = read_short_edits(
+            profile.model, [{"sae": sae.name, "operation": "reconstruct", "phase": "prompt", "unit": "raw"}]
+        )
+        assert of_form == of_api
+        assert str(profile.edits.get()) == "replace by the reconstruction: tiny-sae"
+
+        sae.name = "renamed"
+        services.rename_sae(sae=sae)
+        shown = admin.get(reverse(PROFILE, args=[profile.pk])).context["inline_admin_formsets"][1].formset.forms[0]
+        assert (shown["sae"].value(), shown["vector"].value()) == (sae.pk, "null")
+        assert services.publish_profile(profile=profile).saes.get() == sae
+
+    def test_an_sae_that_a_draft_reconstructs_with_stays(self, profile, sae):
+        edits = read_short_edits(profile.model, [{"sae": sae.name, "operation": "reconstruct"}])
+        services.replace_draft(profile=profile, edits=edits)
+        with pytest.raises(InUseError, match="used by the draft of gloomy"):
+            services.delete_sae(sae=sae)
+        profile.edits.all().delete()
+        services.delete_sae(sae=sae)
+
     @pytest.mark.parametrize(
         ("fields", "message"),
         [
+            ({"operation": "reconstruct"}, "needs an SAE."),
+            ({"operation": "reconstruct", "sae": "0"}, "valid choice"),
+            ({"operation": "reconstruct", "plain_vector": "calm"}, "needs an SAE, not a vector"),
+            ({"operation": "reconstruct", "vector": '{"layer": 1}'}, "needs the SAE of the site"),
             ({}, "Choose a vector"),
             ({"plain_vector": "calm", "vector": '{"layer": 1, "values": [1]}'}, "not both"),
             ({"plain_vector": "calm", "operation": "norm_preserving"}, "needs a layer and a site"),

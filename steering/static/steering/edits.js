@@ -2,17 +2,20 @@
 // operation uses, and opens conditions that are set. Without scripts all fields are visible and nothing is explained.
 "use strict";
 (() => {
+  const SITE = ["sae", "norm_layer", "norm_site"]; // of operations on a whole site
   const UNUSED = {
-    add: ["lower", "norm_layer"],
-    clamp: ["lower", "norm_layer"],
-    scale: ["lower", "unit", "norm_layer"],
-    ablate: ["strength", "unit", "lower", "norm_layer"],
-    at_least: ["lower", "norm_layer"],
-    at_most: ["lower", "norm_layer"],
-    orthogonal: ["lower", "unit", "norm_layer"],
-    projection_cap: ["norm_layer"],
-    norm_preserving: ["strength", "unit", "lower", "plain_vector"],
+    add: ["lower", ...SITE],
+    clamp: ["lower", ...SITE],
+    scale: ["lower", "unit", ...SITE],
+    ablate: ["strength", "unit", "lower", ...SITE],
+    at_least: ["lower", ...SITE],
+    at_most: ["lower", ...SITE],
+    orthogonal: ["lower", "unit", ...SITE],
+    projection_cap: SITE,
+    norm_preserving: ["strength", "unit", "lower", "plain_vector", "sae"],
+    reconstruct: ["strength", "unit", "lower", "plain_vector", "norm_layer", "norm_site"],
   };
+  const FIELDS = ["strength", "unit", "lower", "plain_vector", ...SITE];
 
   function explain(select) {
     const texts = JSON.parse(select.dataset.explain);
@@ -30,7 +33,7 @@
 
   function showUsed(card, operation) {
     const unused = UNUSED[operation] || [];
-    for (const name of ["strength", "unit", "lower", "plain_vector", "norm_layer"]) {
+    for (const name of FIELDS) {
       for (const field of card.querySelectorAll(`.fieldBox.field-${name}, .form-row.field-${name}:not(:has(.form-multiline))`)) {
         const whole = field.matches(".fieldBox") ? field.parentElement : field; // with its help text
         whole.classList.toggle("steering-unused", unused.includes(name));
