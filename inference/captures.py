@@ -64,11 +64,13 @@ class AllFeatures:
 class Projections:
     """Capture the products of the residual with ``count`` vectors, not normalised, in their order.
 
-    ``vectors``: their values one after the other, as little-endian float32.
+    ``vectors``: their values one after the other, as little-endian float32. ``above`` has one threshold per vector:
+    only tokens are reported at which a product exceeds its own.
     """
 
     vectors: bytes
     count: int
+    above: tuple[float, ...] = ()
 
     @property
     def width(self) -> int:
@@ -163,7 +165,7 @@ def _row_size(probe: Probe, width: int) -> int:
         case Residuals():
             return width
         case Projections():
-            return probe.count
+            return 0 if probe.above else probe.count
         case FeatureValues():
             return 0 if probe.above else len(probe.features)  # values above a threshold are rare
         case TopFeatures():

@@ -22,6 +22,7 @@ from management_api.resources.server import Me, Stats
 from management_api.resources.vector_set import VectorSets
 from management_api.resources.version import Versions
 from management_api.resources.voice import Voices
+from management_api.resources.watch import WatchEvents, WatchRules
 from openai_api.http.errors import openai_error, unknown_url
 
 app_name = "management_api"
@@ -42,6 +43,8 @@ router.register("versions", Versions, "versions")
 router.register("vectors", VectorSets, "vectors")
 router.register("corpora", Corpora, "corpora")
 router.register("policies", Policies, "policies")
+router.register("watch_rules", WatchRules, "watch_rules")
+router.register("watch_events", WatchEvents, "watch_events")
 router.register("evaluations", Evaluations, "evaluations")
 router.register("voices", Voices, "voices")
 router.register("keys", Keys, "keys")

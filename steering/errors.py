@@ -148,6 +148,12 @@ def _request_path(number: int, num_features: int) -> str:
     return f"steering.features[{number}]" if is_feature else f"steering.vectors[{number - num_features}]"
 
 
+class InvalidWatchRuleError(SteeringError):
+    """A watch rule could not be applied; ``param`` is the field to change."""
+
+    param = "feature"
+
+
 class InUseError(SteeringError):
     """The object cannot be deleted, because another one uses it."""
 

@@ -183,7 +183,7 @@ class VectorSets(UploadResource):
 
     @described(responses={204: None})
     def destroy(self, request: Request, pk: str) -> Response:
-        """Delete a steering vector set. Fails while a version or a draft uses one of its vectors."""
+        """Delete a steering vector set. Fails while a version, a draft or a watch rule uses one of its vectors."""
         delete_vectors(vector_set=self.get_object(), user=self.user)
         return Response(status=204)
 

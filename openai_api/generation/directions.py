@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import math
 import struct
 from collections import defaultdict
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from steering.errors import InlineSteeringError
 from steering.profiles.inline_edits import read_inline
 from steering.spec.edit import VectorTarget
 from steering.spec.parsing import parse_edits
+from steering.vectors.probes import LinearProbe
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +33,7 @@ class Direction:
     name: str | None
     site: Site
     values: tuple[float, ...]
-    bias: float
-    sigmoid: bool
-
-    def value(self, product: float) -> float:
-        """Return the value of ``h v``."""
-        total = product + self.bias
-        if not self.sigmoid:
-            return total
-        return 1 / (1 + math.exp(-total)) if total >= 0 else math.exp(total) / (1 + math.exp(total))
+    probe: LinearProbe
 
 
 async def read_directions(call: Call, target: Target, fields: Sequence[DirectionField]) -> tuple[Direction, ...]:
@@ -63,7 +55,7 @@ async def read_directions(call: Call, target: Target, fields: Sequence[Direction
         raise invalid(path, param=place, code=error.code or "invalid_value") from None
     targets = [edit.target for edit in parse_edits(version.edits)]
     return tuple(
-        Direction(one.name or found.name or None, found.site, found.values, one.bias, one.sigmoid)
+        Direction(one.name or found.name or None, found.site, found.values, LinearProbe(one.bias, one.sigmoid))
         for one, found in zip(fields, targets, strict=True)
         if isinstance(found, VectorTarget)
     )
@@ -86,7 +78,7 @@ class DirectionLog:
     def at(self, index: int, place: int) -> list[float]:
         """Return the value of each direction at a token of a text."""
         found = self._found[index, place]
-        return [one.value(found[number]) for number, one in enumerate(self.directions)]
+        return [one.probe.value(found[number]) for number, one in enumerate(self.directions)]
 
 
 def with_directions(

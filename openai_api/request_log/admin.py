@@ -169,7 +169,7 @@ class RequestLogAdmin(ExportPages, ReplayPages, SearchPages, ReadOnlyAdmin):
     def version(self, row: RequestLog) -> str | SafeString:
         return version_html(row)
 
-    @admin.display(description="watched features")
+    @admin.display(description="watch rules")
     def watched(self, row: RequestLog) -> str | SafeString:
         return watch_html(row)
 

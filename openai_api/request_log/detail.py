@@ -101,14 +101,14 @@ def version_html(row: RequestLog) -> SafeString | str:
 
 
 def watch_html(row: RequestLog) -> SafeString | str:
-    """List the stored activations that watch rules matched in this request."""
+    """List the stored values that watch rules matched in this request."""
     events = list(WatchEvent.objects.filter(request_id=row.pk).order_by("rule")[:MAX_EVENTS])
     if not events:
         return "No watch rule matched."
     lines = (
         (
             visible_text(event.rule),
-            visible_text(f"{event.sae} #{event.feature} {event.label}"),
+            visible_text(event.subject),
             f"{event.value:.4g}",
             f"{event.threshold:.4g}",
             event.num_tokens,
@@ -117,7 +117,7 @@ def watch_html(row: RequestLog) -> SafeString | str:
         for event in events
     )
     return format_html(
-        '<table class="log-events"><thead><tr><th>Rule</th><th>Feature</th><th>Largest activation</th>'
+        '<table class="log-events"><thead><tr><th>Rule</th><th>Feature or vector</th><th>Largest value</th>'
         "<th>Threshold</th><th>Tokens above</th><th>At token</th></tr></thead><tbody>{}</tbody></table>",
         format_html_join("", "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>", lines),
     )
@@ -271,6 +271,6 @@ def _labels(model: str, sae: str, indices: list[int]) -> dict[int, str]:
 def _watched(row: RequestLog) -> Notes:
     found: Notes = {}
     for event in WatchEvent.objects.filter(request_id=row.pk).order_by("rule"):
-        saw = visible_text(f"{event.rule}: {event.sae} #{event.feature} {event.label}".rstrip())
+        saw = visible_text(f"{event.rule}: {event.subject}")
         found.setdefault(event.place, []).append(("Watch rule", f"{saw}, {event.value:.4g}"))
     return found

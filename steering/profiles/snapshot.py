@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from core.snapshots import Snapshot
 from inference.steering_refs import PublishedVersion, SAESource
 from steering.models import SAE, ProfileVersion, SteeringPolicy, SteeringProfile, WatchRule
-from steering.profiles.drafts import feature_target
+from steering.profiles.drafts import feature_target, vector_target
 from steering.spec.edit import EditSpec
 from steering.spec.rendering import edits_to_json, fingerprint
+from steering.vectors.probes import LinearProbe
 
 MAX_RECENT = 256
 MAX_RECENT_VALUES = 1 << 21  # of vectors: 64 MiB
@@ -59,17 +60,26 @@ def _policies() -> dict[int, tuple[PublishedVersion, ...]]:
     for row in rows.prefetch_related("version__saes"):
         model = row.version.profile.model_id
         policies[model] = (*policies.get(model, ()), version_of(row.version))
-    for rule in WatchRule.objects.filter(is_active=True, action=WatchRule.Action.CAP).select_related("feature__sae"):
-        model = rule.feature.sae.model_id
-        policies[model] = (*policies.get(model, ()), _cap(rule))
+    caps = WatchRule.objects.filter(is_active=True, action=WatchRule.Action.CAP)
+    for rule in caps.select_related("feature__sae__model", "vector__vector_set__model"):
+        policies[rule.model.pk] = (*policies.get(rule.model.pk, ()), _cap(rule))
     return policies
 
 
 def _cap(rule: WatchRule) -> PublishedVersion:
     """Return the edit of a capping watch rule, as a version that applies after all policies."""
-    edits = (EditSpec(feature_target(rule.feature), "at_most", rule.raw_threshold, "raw", sink_tokens=True),)
-    source = source_of(rule.feature.sae)
-    return PublishedVersion(f"{WATCH}{rule.name}", 0, fingerprint(edits), edits_to_json(edits), (source,))
+    edits = (cap_edit(rule),)
+    sources = () if rule.feature is None else (source_of(rule.feature.sae),)
+    return PublishedVersion(f"{WATCH}{rule.name}", 0, fingerprint(edits), edits_to_json(edits), sources)
+
+
+def cap_edit(rule: WatchRule) -> EditSpec:
+    """Return the edit that limits the rule's value to its raw threshold."""
+    if rule.feature is not None:
+        return EditSpec(feature_target(rule.feature), "at_most", rule.raw_threshold, "raw", sink_tokens=True)
+    assert rule.vector is not None, "a rule has a feature or a vector"
+    product = LinearProbe(rule.bias, rule.sigmoid).product(rule.raw_threshold)
+    return EditSpec(vector_target(rule.vector), "projection_cap", product / rule.vector.norm, "raw", sink_tokens=True)
 
 
 def version_of(row: ProfileVersion) -> PublishedVersion:

@@ -18,7 +18,7 @@ from inference.interventions import Site
 from inference.models import LanguageModel
 from steering.errors import IncompatibleSAEError, InUseError
 from steering.model_shape import read_model_shape
-from steering.models import FeatureEdit, PlainVector, VectorSet, VersionVector
+from steering.models import FeatureEdit, PlainVector, VectorSet, VersionVector, WatchRule
 from steering.spec.units import MAX_STRENGTH
 
 if TYPE_CHECKING:
@@ -106,14 +106,14 @@ def describe_vectors(*, vector_set: VectorSet, user: User | None = None) -> None
 
 @transaction.atomic
 def delete_vectors(*, vector_set: VectorSet, user: User | None = None) -> None:
-    """Delete a set. Raise InUseError if a version or a draft uses one of its vectors."""
+    """Delete a set. Raise InUseError if a version, a draft or a watch rule uses one of its vectors."""
     check_vectors_are_unused(vector_set=vector_set)
     record(AuditEvent.Action.VECTORS, vector_set, user=user, model=vector_set.model.name, detail="deleted")
     vector_set.delete()
 
 
 def check_vectors_are_unused(*, vector_set: VectorSet) -> None:
-    """Raise InUseError if a version or a draft uses one of the vectors; the message names it."""
+    """Raise InUseError if a version, a draft or a watch rule uses one of the vectors; the message names it."""
     link = VersionVector.objects.filter(vector__vector_set=vector_set).select_related("version__profile").first()
     if link is not None:
         message = (
@@ -123,6 +123,8 @@ def check_vectors_are_unused(*, vector_set: VectorSet) -> None:
     edit = FeatureEdit.objects.filter(plain_vector__vector_set=vector_set).select_related("profile").first()
     if edit is not None:
         raise InUseError(f"The vectors {vector_set} are used by the draft of {edit.profile}; remove those edits first.")
+    if rule := WatchRule.objects.filter(vector__vector_set=vector_set).first():
+        raise InUseError(f"The vectors {vector_set} are used by the watch rule {rule}; remove the rule first.")
 
 
 def digest(vectors: Sequence[NewVector]) -> str:

@@ -6,18 +6,20 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache
 
 from django.db import close_old_connections, connection
 
 from core.snapshots import Snapshot
-from inference.captures import ActivationCapture, CaptureSpec, FeatureValues, Stage
+from inference.captures import ActivationCapture, CaptureSpec, FeatureValues, Projections, Stage
+from inference.interventions import Site
 from inference.registry.records import model_table
 from steering.errors import SteeringError
 from steering.models import SAE, WatchRule
 from steering.sae_registry.loaded_sae import LoadedSAE, load_registered_sae
+from steering.vectors.probes import LinearProbe
 
 logger = logging.getLogger(__name__)
 
@@ -25,20 +27,56 @@ RETRY_S = 30.0  # before loading a missing SAE is retried
 
 
 @dataclass(frozen=True, slots=True)
+class WatchedFeature:
+    """A feature, by the name of its SAE."""
+
+    sae: str
+    index: int
+
+    def value(self, captured: float) -> float:
+        return captured
+
+    def captured(self, value: float) -> float:
+        """Return the captured number that has this value."""
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedVector:
+    """A vector at a site; ``name`` is that of its set with the site, ``data`` its values in float32."""
+
+    name: str
+    site: Site
+    data: bytes
+    probe: LinearProbe
+
+    def value(self, captured: float) -> float:
+        return self.probe.value(captured)
+
+    def captured(self, value: float) -> float:
+        """Return the product of residual and vector that has this value."""
+        return self.probe.product(value)
+
+
+@dataclass(frozen=True, slots=True)
 class ActiveRule:
-    """An active rule. ``threshold`` is an activation; ``sae`` is the name of the feature's SAE."""
+    """An active rule. ``threshold`` is a value of the target, in raw units."""
 
     pk: int
     name: str
     action: str
-    sae: str
-    index: int
+    target: WatchedFeature | WatchedVector
     threshold: float
 
     @property
     def stage(self) -> Stage:
-        """The stage at which activations are captured: after steering for alerts, before it for caps."""
+        """The stage at which values are captured: after steering for alerts, before it for caps."""
         return "pre" if self.action == WatchRule.Action.CAP else "post"
+
+    @property
+    def limit(self) -> float:
+        """The captured number above which the rule matches."""
+        return self.target.captured(self.threshold)
 
 
 WatchedModels = Mapping[int, tuple[ActiveRule, ...]]
@@ -47,11 +85,18 @@ WatchedModels = Mapping[int, tuple[ActiveRule, ...]]
 
 def _load() -> WatchedModels:
     watched: dict[int, tuple[ActiveRule, ...]] = {}
-    for row in WatchRule.objects.filter(is_active=True).select_related("feature__sae"):
-        sae = row.feature.sae
-        rule = ActiveRule(row.pk, row.name, row.action, sae.name, row.feature.index, row.raw_threshold)
-        watched[sae.model_id] = (*watched.get(sae.model_id, ()), rule)
+    rows = WatchRule.objects.filter(is_active=True)
+    for row in rows.select_related("feature__sae__model", "vector__vector_set__model"):
+        rule = ActiveRule(row.pk, row.name, row.action, _target(row), row.raw_threshold)
+        watched[row.model.pk] = (*watched.get(row.model.pk, ()), rule)
     return watched
+
+
+def _target(row: WatchRule) -> WatchedFeature | WatchedVector:
+    if row.feature is not None:
+        return WatchedFeature(row.feature.sae.name, row.feature.index)
+    assert row.vector is not None, "a rule has a feature or a vector"
+    return WatchedVector(str(row.vector), row.vector.place, bytes(row.vector.data), LinearProbe(row.bias, row.sigmoid))
 
 
 watched_models: Snapshot[WatchedModels] = Snapshot("steering_watch_rules", _load)
@@ -73,7 +118,7 @@ NO_WATCH = Watch()
 
 @dataclass(frozen=True, slots=True)
 class WatchMatch:
-    """A rule whose feature exceeded its threshold in a request: the largest value, and the number of tokens."""
+    """A rule whose value exceeded its threshold in a request: the largest value, and the number of tokens."""
 
     rule: ActiveRule
     value: float
@@ -97,10 +142,10 @@ class WatchMatches:
         """Add the values of one capture; ``number`` is its index in the watch."""
         assert reading.places is not None, "watch rules do not pool"
         for column, rule in enumerate(self.watch.rules[number]):
-            values = reading.values[:, column].tolist()
-            for place, value in zip(reading.places, values, strict=True):
-                if value > rule.threshold:
-                    self._note(rule, value, place, in_prompt=place < num_prompt, now=now)
+            values, limit = reading.values[:, column].tolist(), rule.limit
+            for place, captured in zip(reading.places, values, strict=True):
+                if captured > limit:
+                    self._note(rule, rule.target.value(captured), place, in_prompt=place < num_prompt, now=now)
 
     @property
     def findings(self) -> tuple[WatchMatch, ...]:
@@ -147,20 +192,28 @@ class Watcher:
 
 
 def _build_watch(rules: tuple[ActiveRule, ...], special_token_ids: frozenset[int]) -> Watch:
+    """Capture the features of each SAE, and the vectors of each site, together."""
+    features: dict[tuple[str, Stage], list[ActiveRule]] = {}
+    vectors: dict[tuple[Site, Stage], list[ActiveRule]] = {}
+    for rule in rules:
+        if isinstance(rule.target, WatchedFeature):
+            features.setdefault((rule.target.sae, rule.stage), []).append(rule)
+        else:
+            vectors.setdefault((rule.target.site, rule.stage), []).append(rule)
+    specs = [(_vector_capture(site, group), stage, group) for (site, stage), group in vectors.items()]
     close_old_connections()
     try:
-        groups: dict[tuple[str, Stage], list[ActiveRule]] = {}
-        for rule in rules:
-            groups.setdefault((rule.sae, rule.stage), []).append(rule)
-        made = [
-            (tuple(group), _read(_loaded(name, group), group, stage, special_token_ids))
-            for (name, stage), group in groups.items()
-        ]
+        for (name, stage), group in features.items():
+            if (sae := _loaded(name, group)) is not None:
+                specs.append((_feature_capture(sae, group), stage, group))
     finally:
         if not connection.in_atomic_block:
             connection.close()
-    whole = [(group, read) for group, read in made if read is not None]
-    return Watch(tuple(read for _, read in whole), tuple(group for group, _ in whole))
+    captures = tuple(
+        replace(spec, stage=stage, skip_token_ids=special_token_ids, passes_over_cached=True)
+        for spec, stage, _ in specs
+    )
+    return Watch(captures, tuple(tuple(group) for _, _, group in specs))
 
 
 def _loaded(name: str, rules: Iterable[ActiveRule]) -> LoadedSAE | None:
@@ -175,18 +228,15 @@ def _loaded(name: str, rules: Iterable[ActiveRule]) -> LoadedSAE | None:
     return sae
 
 
-def _read(
-    sae: LoadedSAE | None, rules: list[ActiveRule], stage: Stage, special_token_ids: frozenset[int]
-) -> CaptureSpec | None:
-    if sae is None:
-        return None
-    return CaptureSpec(
-        site=sae.read_site,
-        probe=FeatureValues(sae.ref, tuple(rule.index for rule in rules), tuple(rule.threshold for rule in rules)),
-        stage=stage,
-        skip_token_ids=special_token_ids,
-        passes_over_cached=True,
-    )
+def _feature_capture(sae: LoadedSAE, rules: list[ActiveRule]) -> CaptureSpec:
+    indices = tuple(rule.target.index for rule in rules if isinstance(rule.target, WatchedFeature))
+    probe = FeatureValues(sae.ref, indices, tuple(rule.limit for rule in rules))
+    return CaptureSpec(site=sae.read_site, probe=probe)
+
+
+def _vector_capture(site: Site, rules: list[ActiveRule]) -> CaptureSpec:
+    data = b"".join(rule.target.data for rule in rules if isinstance(rule.target, WatchedVector))
+    return CaptureSpec(site=site, probe=Projections(data, len(rules), tuple(rule.limit for rule in rules)))
 
 
 @cache

@@ -212,6 +212,9 @@ for name, action, threshold in (("storm", "alert", 0.1), ("dry", "cap", 0.05)):
         ),
         user=root,
     )
+from steering.models import VectorSet
+probe = VectorSet.objects.get(name="rain").vectors.get()
+save_rule(rule=WatchRule(name="clouds", vector=probe, threshold=1.0, unit="raw", reason="A probe on trial."), user=root)
 calm = ProfileVersion.objects.filter(profile__name="joyful").first()
 policy = SteeringPolicy(version=calm, reason="Public demos stay cheerful.", is_active=False)
 lifecycle.save_policy(policy=policy, user=root)

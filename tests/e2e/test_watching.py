@@ -19,6 +19,16 @@ from steering.models import Feature, WatchRule
 feature = Feature.objects.filter(sae__name="demo-sae").search("rain").first()
 for name, action, threshold in (("storm", "alert", 0.1), ("dry", "cap", 0.05)):
     save_rule(rule=WatchRule(name=name, feature=feature, threshold=threshold, action=action, reason="Test."))
+import random
+from inference.interventions import Site
+from steering.vectors.services import NewVector, save_vectors
+draw = random.Random(1)
+values = tuple(draw.gauss(0, 1) for _ in range(256))
+found = [NewVector(Site(1), values)]
+vector = save_vectors(name="probe", model=feature.sae.model, vectors=found, origin="x").vectors.get()
+for name, action, threshold in (("steep", "alert", -0.9), ("flat", "cap", -1.0)):
+    rule = WatchRule(name=name, vector=vector, bias=2.0, threshold=threshold, unit="raw", action=action, reason="Test.")
+    save_rule(rule=rule)
 """
 STORY: list[Any] = [{"role": "user", "content": "Tell me a story about a storm and the rain."}]
 
@@ -56,12 +66,17 @@ def test_a_request_that_rains(watched: tuple[str, str], stream: bool):
     last: Any = [chunk.to_dict() for chunk in answer][-1] if stream else answer.to_dict()
     receipt = last["millm"]
 
-    assert (receipt["profile"], receipt["policies"]) == (None, ["watch:dry"])
+    assert (receipt["profile"], receipt["policies"]) == (None, ["watch:dry", "watch:flat"])
     assert receipt["steering"]["applied"] == receipt["steering"]["expected"] > 0
-    assert raw.headers["x-millm-policies"] == "watch:dry"
+    assert raw.headers["x-millm-policies"] == "watch:dry, watch:flat"
     found = events(database, raw.headers["x-request-id"])
     action, value, threshold, num_tokens, model = found["dry"]
     assert (action, model) == ("cap", "demo")
     assert value > threshold
     assert num_tokens >= 1
     assert "storm" not in found or found["storm"][1] > found["storm"][2]
+    action, value, threshold, num_tokens, _ = found["flat"]
+    assert (action, threshold) == ("cap", -1.0)
+    assert value > threshold
+    assert num_tokens > 1
+    assert "steep" not in found, "after the cap, the probe's value is nowhere above it"

@@ -16,6 +16,7 @@ from inference.captures import (
     AllFeatures,
     CaptureSpec,
     FeatureValues,
+    Projections,
     Residuals,
     Span,
     TopFeatures,
@@ -204,6 +205,22 @@ def test_bounds_let_only_tokens_through_that_are_above(llama):
     assert 0 < len(above) < len(a), "the bounds are to let some tokens through"
     assert places(got) == above.tolist()
     np.testing.assert_allclose(values(got), a[above], **CLOSE)
+
+
+def test_bounds_of_products_let_only_tokens_through_that_are_above(llama):
+    site, rng = Site(1), np.random.default_rng(5)
+    residuals = plain_residuals(llama, PROMPT, site).numpy()
+    vectors = rng.normal(size=(2, residuals.shape[1])).astype(np.float32)
+    bounds = tuple(float(np.quantile(column, 0.7)) for column in (residuals @ vectors.T).T)
+    probe = Projections(vectors.tobytes(), 2, above=bounds)
+    got = EngineHarness(llama, max_prefill_tokens=6).generate(
+        prompt=PROMPT, captures=(CaptureSpec(site=site, probe=probe, phase="prompt"),)
+    )
+    expected = residuals @ vectors.T
+    above = np.flatnonzero((expected > np.array(bounds)).any(axis=1))
+    assert 0 < len(above) < len(expected)
+    assert places(got) == above.tolist()
+    np.testing.assert_allclose(values(got), expected[above], **CLOSE)
 
 
 # In company

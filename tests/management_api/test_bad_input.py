@@ -23,6 +23,8 @@ RESOURCES = (
         "versions",
         "vectors",
         "policies",
+        "watch_rules",
+        "watch_events",
         "evaluations",
         "keys",
         "logs",

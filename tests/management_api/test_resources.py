@@ -8,6 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from django.contrib.auth.models import Permission
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -16,6 +17,7 @@ from django.utils.dateparse import parse_datetime
 from audit.models import AuditEvent
 from core.runtime import runtime
 from inference.client import ENGINE_CLIENT, LocalEngineClient
+from inference.interventions import Site
 from inference.models import LanguageModel
 from inference.registry.registry import MODEL_REGISTRY, ModelRegistry
 from jobs.models import Job, JobLine
@@ -28,12 +30,25 @@ from steering.effects.store import store_effects
 from steering.evaluation.headline import headline_key
 from steering.evaluation.runner import EvaluatedVersion
 from steering.evaluation.services import keep_evaluation
-from steering.models import SAE, Evaluation, Feature, HeadlineKL, ProfileVersion, SteeringProfile
+from steering.models import (
+    SAE,
+    Evaluation,
+    Feature,
+    HeadlineKL,
+    ProfileVersion,
+    SteeringProfile,
+    VectorSet,
+    WatchRule,
+)
 from steering.profiles.drafts import draft_edits
 from steering.spec.rendering import edits_to_json
+from steering.vectors.probes import LinearProbe
+from steering.vectors.services import NewVector, save_vectors
+from steering.watch.services import record_matches
+from steering.watch.watcher import ActiveRule, WatchedVector, WatchMatch
 from tests.inference.fakes import FakeLoop
 from tests.management_api.conftest import Api, api_of, make_user, refusal
-from tests.steering.sae_files import write_sae
+from tests.steering.sae_files import D_IN, write_sae
 
 
 @pytest.fixture
@@ -566,3 +581,74 @@ class TestPolicies:
         assert refusal(admin_api.post("policies", {"version": version.pk, "reason": "Again."}))[0] == 400
         assert admin_api("DELETE", path).status_code == 204
         assert AuditEvent.objects.filter(action="policy", user="ada").count() == 3
+
+
+class TestWatchRules:
+    @pytest.fixture
+    def vectors(self, model: LanguageModel) -> VectorSet:
+        found = [NewVector(Site(layer), (0.5,) * D_IN) for layer in (0, 2)]
+        return save_vectors(name="angry", model=model, vectors=found, origin="x")
+
+    def test_on_a_feature(self, admin_api: Api, feature: Feature):
+        made = admin_api.post("watch_rules", {"name": "storm", "feature": feature.pk, "reason": "Weather."})
+        assert made.status_code == 201, made.content
+        rule = made.json()
+        assert (rule["unit"], rule["raw_threshold"]) == ("max_act", feature.max_activation)
+        assert (rule["feature"], rule["vector"], rule["created_by"]) == (feature.pk, None, "ada")
+        path = f"watch_rules/{rule['id']}"
+        changed = admin_api("PATCH", path, {"threshold": 0.5, "action": "cap"}).json()
+        assert changed["raw_threshold"] == 0.5 * (feature.max_activation or 0)
+        assert (changed["action"], changed["reason"]) == ("cap", "Weather.")
+        assert admin_api("DELETE", path).status_code == 204
+        assert AuditEvent.objects.filter(action="watch", user="ada").count() == 3
+
+    def test_on_a_vector_and_its_events(self, admin_api: Api, vectors: VectorSet, model: LanguageModel):
+        body = {"name": "anger", "vector": {"set": "angry", "layer": 2}, "sigmoid": True, "bias": -1, "threshold": 0.9}
+        made = admin_api.post("watch_rules", {**body, "reason": "Reviewed."})
+        assert made.status_code == 201, made.content
+        rule = made.json()
+        assert (rule["vector"], rule["unit"]) == ({"set": "angry", "layer": 2, "site": "resid_post"}, "raw")
+        assert (rule["model"], rule["subject"]) == (model.pk, "angry at layer 2 (resid_post)")
+        assert [found["name"] for found in admin_api.found("watch_rules", model=model.pk)] == ["anger"]
+        assert admin_api.found("watch_rules", model=model.pk + 1) == []
+        target = WatchedVector(rule["subject"], Site(2), b"", LinearProbe())
+        match = WatchMatch(
+            ActiveRule(1, "anger", "alert", target, 0.9), 0.99, 3, 5, True, timezone.now(), "tiny", "", "r"
+        )
+        record_matches([match])
+        (event,) = admin_api.found("watch_events", rule="anger")
+        assert (event["vector"], event["feature"], event["value"]) == (rule["subject"], None, 0.99)
+        assert admin_api.found("watch_events", rule="other") == []
+
+    @pytest.mark.parametrize(
+        ("body", "refused"),
+        [
+            ({}, (400, "missing_required_parameter", "feature")),
+            ({"feature": 10**9}, (404, "not_found", "feature")),
+            ({"feature": True, "vector": {"set": "angry", "layer": 2}}, (400, "invalid_value", "vector")),
+            ({"feature": True, "sigmoid": True}, (400, "invalid_value", "sigmoid")),
+            ({"feature": True, "threshold": -1}, (400, "invalid_value", "threshold")),
+            ({"feature": True, "unit": "metres"}, (400, "invalid_value", "unit")),
+            ({"vector": {"set": "calm"}}, (400, "vector_set_not_found", "vector.set")),
+            ({"vector": {"set": "angry"}}, (400, "invalid_value", "vector.layer")),
+            ({"vector": {"set": "angry", "layer": 1}}, (400, "invalid_value", "vector.layer")),
+            ({"vector": {"layer": 1}}, (400, "missing_required_parameter", "vector.set")),
+            ({"vector": {"set": "angry", "layer": 2, "values": []}}, (400, "unknown_parameter", "vector.values")),
+            ({"vector": {"set": "angry", "layer": 2}, "unit": "p99"}, (400, "invalid_value", "unit")),
+            ({"vector": {"set": "angry", "layer": 2}, "sigmoid": True}, (400, "invalid_value", "threshold")),
+            ({"feature": True, "name": "two words"}, (400, "invalid_value", "name")),
+        ],
+    )
+    def test_refused(self, body: Any, refused: Any, admin_api: Api, feature: Feature, vectors: VectorSet):
+        if body.get("feature") is True:
+            body = body | {"feature": feature.pk}
+        response = admin_api.post("watch_rules", {"name": "x", "reason": "To see.", **body})
+        assert refusal(response) == refused, response.content
+        assert not WatchRule.objects.exists()
+
+    def test_sets_of_others_are_not_there(self, vectors: VectorSet, researcher_api: Api):
+        user = make_user("willy", "Researchers")
+        user.user_permissions.add(Permission.objects.get(codename="add_watchrule"))
+        VectorSet.objects.update(created_by=researcher_api.user)
+        body = {"name": "x", "reason": "To see.", "vector": {"set": "angry", "layer": 2}}
+        assert refusal(api_of(user).post("watch_rules", body))[1:] == ("vector_set_not_found", "vector.set")

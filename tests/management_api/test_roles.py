@@ -18,7 +18,16 @@ from media.models import Voice
 from openai_api.keys.services import create_api_key
 from openai_api.models import ApiKey, RequestLog
 from steering import services
-from steering.models import SAE, Evaluation, Feature, ProfileVersion, SteeringPolicy, SteeringProfile, VectorSet
+from steering.models import (
+    SAE,
+    Evaluation,
+    Feature,
+    ProfileVersion,
+    SteeringPolicy,
+    SteeringProfile,
+    VectorSet,
+    WatchRule,
+)
 from steering.profiles import lifecycle
 from tests.management_api.conftest import Api, api_of, make_user
 
@@ -62,6 +71,7 @@ class Things:
     log: RequestLog
     job: Job
     voice: Voice
+    rule: WatchRule
 
 
 @pytest.fixture
@@ -83,6 +93,7 @@ def make_things(model: LanguageModel, sae: SAE, feature: Feature, profile: Steer
             RequestLog.objects.create(id="req_1", created_at=timezone.now(), endpoint="/v1/models", status=200),
             Job.objects.create(kind="example.none", title="Something long", owner=user),
             Voice.objects.create(name="Rita", model=model),
+            WatchRule.objects.create(name="storm", feature=feature, raw_threshold=1.0, reason="Because."),
         )
 
     return make
@@ -171,6 +182,14 @@ ACTS: dict[str, tuple[Act, Act]] = {
     "change policies": (
         lambda t: ("POST", f"steering/steeringpolicy/{t.policy.pk}/change/"),
         lambda t: ("PATCH", f"policies/{t.policy.pk}"),
+    ),
+    "see watch rules": (
+        lambda t: ("GET", f"steering/watchrule/{t.rule.pk}/change/"),
+        lambda t: ("GET", f"watch_rules/{t.rule.pk}"),
+    ),
+    "change watch rules": (
+        lambda t: ("POST", f"steering/watchrule/{t.rule.pk}/change/"),
+        lambda t: ("PATCH", f"watch_rules/{t.rule.pk}"),
     ),
     "see keys": (lambda t: ("GET", f"openai_api/apikey/{t.key.pk}/change/"), lambda t: ("GET", f"keys/{t.key.pk}")),
     "make a key": (lambda t: ("GET", "openai_api/apikey/add/"), lambda t: ("POST", "keys")),

@@ -17,7 +17,7 @@ from inference.steering_refs import SAERef, SAESource
 from openai_api.backend import BACKEND, get_backend
 from steering.errors import SAEChoiceError, SteeringError, UnknownSAEError
 from steering.sae_registry.loaded_sae import LoadedSAE
-from steering.watch.watcher import ActiveRule, Watch
+from steering.watch.watcher import ActiveRule, Watch, WatchedFeature
 from tests.openai_api.conftest import Api, chunks_of
 from tests.openai_api.fakes import TURN, NoFeatures, finished, tokens_of
 from tests.openai_api.test_openapi import validator
@@ -241,7 +241,7 @@ async def test_the_activations_endpoint(api: Api, features: FakeFeatures):
 
 
 async def test_watch_rules_are_read_behind_the_request_s_own_reads_and_found(api: Api, features: FakeFeatures):
-    rule = ActiveRule(1, "storm", "alert", "org/sae", 5, 1.0)
+    rule = ActiveRule(1, "storm", "alert", WatchedFeature("org/sae", 5), 1.0)
     template = (await features.readable("tiny", None)).encoder
     watched = Watch((read_of(template),), ((rule,),))
 

@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 from django.urls import reverse
 
 from steering import services
-from steering.errors import InlineSteeringError, InvalidProfileError
+from steering.errors import InlineSteeringError, InvalidWatchRuleError
 from steering.features.services import steer_with_feature
 from steering.models import SAE, Feature, FeatureEdit, SteeringProfile, WatchRule
 from steering.profiles.drafts import draft_edits, rows_of
@@ -93,7 +93,7 @@ def test_watch_rules(measured):
     rule = WatchRule(name="steady", feature=measured, threshold=0.5, unit="p99", reason="test")
     assert save_rule(rule=rule).raw_threshold == 0.5 * P99
     other = Feature.objects.get(sae=measured.sae, index=4)
-    with pytest.raises(InvalidProfileError, match="`p999` needs"):
+    with pytest.raises(InvalidWatchRuleError, match="`p999` needs"):
         save_rule(rule=WatchRule(name="other", feature=other, threshold=1, unit="p999", reason="test"))
 
 

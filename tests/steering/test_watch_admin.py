@@ -8,10 +8,13 @@ from django.core.management import call_command
 from django.utils import timezone
 
 from audit.models import AuditEvent
+from inference.interventions import Site
 from inference.permissions import ensure_groups
-from steering.models import SAE, Feature, WatchEvent, WatchRule
+from steering.models import SAE, Feature, VectorSet, WatchEvent, WatchRule
+from steering.vectors.probes import LinearProbe
+from steering.vectors.services import NewVector, save_vectors
 from steering.watch.services import record_matches
-from steering.watch.watcher import ActiveRule, WatchMatch
+from steering.watch.watcher import ActiveRule, WatchedFeature, WatchedVector, WatchMatch
 
 pytestmark = pytest.mark.slow
 
@@ -70,6 +73,58 @@ def test_what_would_not_act_is_said_beside_the_form(admin_client, feature, field
     assert not WatchRule.objects.exists()
 
 
+@pytest.fixture
+def angry(feature) -> VectorSet:
+    vectors = [NewVector(Site(layer), (0.5,) * 256) for layer in (1, 2)]
+    return save_vectors(name="angry", model=feature.sae.model, vectors=vectors, origin="x")
+
+
+def test_a_rule_on_a_vector(admin_client, feature, angry):
+    vector = angry.vectors.get(layer=2)
+    fields = {"feature": "", "vector": vector.pk, "bias": "-1", "sigmoid": "on", "threshold": "0.9", "unit": ""}
+    assert admin_client.post(ADD, form(feature, **fields)).status_code == 302
+    rule = WatchRule.objects.get()
+    assert (rule.feature, rule.vector, rule.bias, rule.sigmoid) == (None, vector, -1.0, True)
+    assert (rule.unit, rule.raw_threshold) == ("raw", 0.9)
+    page = admin_client.get(LIST).content.decode()
+    assert "angry at layer 2 (resid_post)" in page
+    assert admin_client.get(f"{LIST}{rule.pk}/change/").status_code == 200
+    other = {"feature": "", "vector": vector.pk, "unit": "raw", "threshold": "3", "bias": ""}
+    admin_client.post(f"{LIST}{rule.pk}/change/", form(feature, **other))
+    assert WatchRule.objects.get().bias == 0.0
+    for model, count in ((feature.sae.model_id, 1), (0, 0)):
+        assert admin_client.get(LIST, {"model": model}).context["cl"].result_count == count
+    found = [WatchMatch(ActiveRule(1, "rain", "alert", WatchedVector(str(vector), Site(2), b"", LinearProbe()), 0.9),
+                        0.99, 3, 5, True, timezone.now(), "demo", "", "req_1")]  # fmt: skip
+    record_matches(found)
+    event = WatchEvent.objects.get()
+    assert "angry at layer 2" in admin_client.get("/admin/steering/watchevent/").content.decode()
+    shown = admin_client.get(f"/admin/steering/watchevent/{event.pk}/change/").content.decode()
+    assert "angry at layer 2" in shown
+    assert "SAE:" not in shown
+    assert admin_client.post(f"/admin/steering/vectorset/{angry.pk}/delete/", {"post": "yes"}).status_code == 200
+    assert VectorSet.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "text"),
+    [
+        ({"feature": ""}, "feature", "needs a `feature` or a `vector`"),
+        ({"vector": True}, "vector", "either"),
+        ({"feature": "", "vector": True, "unit": "max_act"}, "unit", "`raw`"),
+        ({"feature": "", "vector": True, "unit": "", "sigmoid": "on", "threshold": "2"}, "threshold", "probability"),
+        ({"sigmoid": "on"}, "sigmoid", "belongs to a vector"),
+        ({"feature": "", "vector": 10**9}, "vector", "valid choice"),
+    ],
+)
+def test_what_is_wrong_with_a_vector_is_said_beside_its_field(admin_client, feature, angry, fields, name, text):
+    if fields.get("vector") is True:
+        fields = fields | {"vector": angry.vectors.get(layer=2).pk}
+    response = admin_client.post(ADD, form(feature, **fields))
+    assert text in " ".join(response.context["adminform"].form.errors[name])
+    assert not WatchRule.objects.exists()
+
+
 def test_an_sae_that_a_rule_needs_stays(admin_client, feature):
     admin_client.post(ADD, form(feature))
     response = admin_client.post(f"/admin/steering/sae/{feature.sae_id}/delete/", {"post": "yes"}, follow=True)
@@ -78,7 +133,7 @@ def test_an_sae_that_a_rule_needs_stays(admin_client, feature):
 
 
 def test_events_are_shown_with_labels_and_their_request_and_cannot_be_changed(admin_client, feature):
-    rule = ActiveRule(1, "storm", "alert", "demo-sae", feature.index, 2.0)
+    rule = ActiveRule(1, "storm", "alert", WatchedFeature("demo-sae", feature.index), 2.0)
     record_matches([WatchMatch(rule, 7.25, 3, 5, True, timezone.now(), "demo", "gloomy@1", "req_1")])
     event = WatchEvent.objects.get()
 

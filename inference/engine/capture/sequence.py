@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.captures import ActivationCapture, CaptureSpec, FeatureValues
+from inference.captures import ActivationCapture, CaptureSpec, FeatureValues, Projections
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +65,7 @@ class SequenceCapture:
             return
         probe = self.specs[found.number].probe
         selected = np.array([self._num_captured <= place < end for place in found.places])
-        if isinstance(probe, FeatureValues) and probe.above:
+        if isinstance(probe, FeatureValues | Projections) and probe.above:
             selected &= (found.values > np.array(probe.above)).any(axis=1)
         if selected.any():
             yield ActivationCapture(
