@@ -11,6 +11,8 @@ from django.utils.safestring import SafeString
 
 from jobs.kinds import JobKind, register
 
+_UNLABELLED = (("failed", "requests failed"), ("edited", "labelled by somebody meanwhile"))
+
 
 def register_kinds() -> None:
     register(
@@ -27,7 +29,11 @@ def register_kinds() -> None:
             "steering.train_sae", "Train an SAE", "steering.training.services:run_train_sae", show=_show_measurement
         )
     )
-    register(JobKind("steering.interpret", "Label features", "steering.interpretation.job:run_interpretation"))
+    register(
+        JobKind(
+            "steering.interpret", "Label features", "steering.interpretation.job:run_interpretation", show=_show_labels
+        )
+    )
     register(JobKind("steering.embed_labels", "Embed labels", "steering.features.semantic_search:run_embed_labels"))
     register(
         JobKind("steering.extract", "Extract vectors from prompt pairs", "steering.vectors.extraction:run_extraction")
@@ -83,6 +89,20 @@ def _show_effects(result: Mapping[str, Any]) -> SafeString:
         '<p>{} features measured, {} skipped. <a href="{}?sae__id__exact={}">View features</a></p>',
         _figure(result["measured"]),
         _figure(result["skipped"]),
+        reverse("admin:steering_feature_changelist"),
+        result["sae"],
+    )
+
+
+def _show_labels(result: Mapping[str, Any]) -> SafeString:
+    outcomes = [
+        f"{_figure(result['labelled'])} features labelled",
+        f"{_figure(result['nonsense'])} answers were no labels",
+    ]
+    outcomes += [f"{_figure(result[name])} {words}" for name, words in _UNLABELLED if result[name]]
+    return format_html(
+        '<p>{}. <a href="{}?sae__id__exact={}">View features</a></p>',
+        ", ".join(outcomes),
         reverse("admin:steering_feature_changelist"),
         result["sae"],
     )

@@ -13,6 +13,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from inference.files.sources import check_within_roots
+from inference.interventions import Site
 from inference.models import LanguageModel
 from management_api.resources.job import JobOut, job_started
 from management_api.serializers import (
@@ -44,11 +45,15 @@ from steering.sae_registry.health import judge
 from steering.sae_registry.jobs import request_measurement, request_sae
 from steering.sae_registry.registration import SAELocation, inspect_sae
 from steering.sae_registry.uploads import MAX_FILES, UploadedFile, UploadError, delete_upload, store_upload
+from steering.training.recipe import ACTIVATIONS, MAX_FEATURES, TRAINABLE_SITES, TrainingRecipe
+from steering.training.services import DEFAULT_ACTIVATIONS, TrainingOrder, request_training
 
 CHANGE = "steering.change_sae"
 MAX_LAYER = 10_000
 MAX_PROMPT_CHARS = 2_000
 DEFAULT_RECIPE = EffectRecipe()
+TRAINING = TrainingRecipe(features=32)
+_RECIPE = ("features", "k", "activation", "tokens", "batch", "learning_rate", "seed")
 
 
 class SAEOut(ReadSerializer):
@@ -137,6 +142,22 @@ class EffectsInput(StrictInput):
     replaces = Flag(default=False, help_text="Measure features again that have an effect of the same recipe.")
 
 
+class TrainInput(StrictInput):
+    name = Text(max_length=100)
+    model = VisibleRowField(find=lambda user: LanguageModel.objects.all())
+    layer = Integer(min_value=0, max_value=MAX_LAYER)
+    site = Choice(choices=TRAINABLE_SITES, default="resid_post")
+    activation = Choice(choices=ACTIVATIONS, default=TRAINING.activation)
+    features = Integer(min_value=1, max_value=MAX_FEATURES, help_text="Often 8 to 32 times the model's width.")
+    k = Integer(default=TRAINING.k, help_text="Active features per token.")
+    corpora = serializers.ListField(child=Text(max_length=200), min_length=1, max_length=20, default=[DEFAULT_NAME])
+    tokens = Integer(default=TRAINING.tokens, help_text="Training vectors; stored ones are used again.")
+    max_activations = Integer(default=DEFAULT_ACTIVATIONS, help_text="Activations to store on the disk.")
+    batch = Integer(default=TRAINING.batch)
+    learning_rate = Number(default=TRAINING.learning_rate)
+    seed = Integer(default=TRAINING.seed, min_value=0, max_value=2**31 - 1)
+
+
 class InterpretInput(StrictInput):
     model = Text(max_length=200, help_text="A generation model of this server, or `endpoint`, which the settings name.")
     limit = Integer(min_value=1, default=None, allow_null=True, help_text="Label at most this many features.")
@@ -155,6 +176,7 @@ class SAEs(UploadResource):
         "retrieve": "steering.view_sae",
         "create": "steering.add_sae",
         "upload": "steering.add_sae",
+        "train": "steering.add_sae",
         "labels": "steering.change_feature",
         "partial_update": CHANGE,
         "destroy": "steering.delete_sae",
@@ -207,6 +229,16 @@ class SAEs(UploadResource):
         except BaseException:
             delete_upload(location.source)
             raise
+
+    @described(request=TrainInput, responses={202: JobOut})
+    @action(detail=False, methods=["post"])
+    def train(self, request: Request) -> Response:
+        """Start a job that trains an SAE on a model's activations on corpora, measures it and registers it."""
+        data = self.read(TrainInput)
+        recipe = TrainingRecipe(**{name: data[name] for name in _RECIPE})
+        site = Site(data["layer"], data["site"])
+        order = TrainingOrder(data["name"], data["model"], site, recipe, data["max_activations"])
+        return job_started(request_training(order=order, corpora=data["corpora"], owner=self.user))
 
     @described(request=form(LabelsForm), responses=LabelsOut)
     @action(detail=True, methods=["post"])

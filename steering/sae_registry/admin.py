@@ -27,16 +27,18 @@ from steering.errors import SteeringError
 from steering.features.label_files import parse_label_file
 from steering.features.label_import import import_labels
 from steering.features.labels import LabelSet
+from steering.interpretation.job import request_interpretation
 from steering.models import SAE
 from steering.profiles.compilation import get_compiler
 from steering.profiles.snapshot import source_of
-from steering.sae_registry.forms import AddSAEForm, CheckForm, EmbedForm, SourceForm
+from steering.sae_registry.forms import AddSAEForm, CheckForm, EmbedForm, InterpretForm, SourceForm
 from steering.sae_registry.health import judge, summary
 from steering.sae_registry.hub import list_saes
 from steering.sae_registry.jobs import AddedSAE, add_sae, request_measurement, request_sae
 from steering.sae_registry.registration import describe, estimated_bytes
 from steering.saes.errors import InvalidSAEError
 from steering.spec.errors import InvalidSpecError
+from steering.training.forms import TrainForm
 
 
 def _url(sae: SAE) -> str:
@@ -94,8 +96,9 @@ class SAEAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
     """
 
     change_form_template = "admin/steering/sae/change_form.html"
+    change_list_template = "admin/steering/sae/change_list.html"
 
-    empty_words = "No SAEs yet. Add one from a directory on the server or from the Hugging Face Hub."
+    empty_words = "No SAEs yet. Add one from a directory on the server or from the Hugging Face Hub, or train one."
     list_display = ("name", "model", "place", "architecture", "d_sae", "l0_text", "fvu_text", "state", "memory")
     list_filter = ("model", "architecture", "layer")
     list_select_related = ("model",)
@@ -117,7 +120,9 @@ class SAEAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
             ("unload", self._unload),
             ("embed", self._embed),
             ("effects", self._effects),
+            ("interpret", self._interpret),
         )
+        train = path("train/", self.admin_site.admin_view(self.train_view), name="steering_sae_train")
         own = [
             path(
                 f"<path:object_id>/{name}/",
@@ -129,7 +134,7 @@ class SAEAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
         labels = path(
             "<path:object_id>/labels/", self.admin_site.admin_view(self.labels_view), name="steering_sae_labels"
         )
-        return [*own, labels, *super().get_urls()]
+        return [train, *own, labels, *super().get_urls()]
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
@@ -140,6 +145,8 @@ class SAEAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
             context |= {
                 "check_form": CheckForm(corpus_names()),
                 "embed_form": EmbedForm(),
+                "interpret_form": InterpretForm(),
+                "num_labels": sae.features.exclude(label="").count(),
                 "is_loaded": get_compiler().loaded_bytes(sae.checksum) is not None,
                 "can_act": True,
                 "effects": effect_counts(sae),
@@ -345,6 +352,17 @@ class SAEAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
         self.log_change(request, sae, "Started measuring effects.")
         return reverse("admin:jobs_job_change", args=[job.pk])
 
+    def _interpret(self, request: HttpRequest, sae: SAE) -> str:
+        form = InterpretForm(request.POST)
+        if not form.is_valid():
+            for name, errors in form.errors.items():
+                text = f"{form.fields[name].label or name}: {' '.join(map(str, errors))}"
+                self.message_user(request, text, messages.ERROR)
+            return _url(sae)
+        job = request_interpretation(sae=sae, owner=request.user, **form.cleaned_data)  # type: ignore[arg-type]  # staff
+        self.log_change(request, sae, "Started labelling features.")
+        return reverse("admin:jobs_job_change", args=[job.pk])
+
     def _load(self, request: HttpRequest, sae: SAE) -> str:
         try:
             get_compiler().sae(source_of(sae))
@@ -359,6 +377,25 @@ class SAEAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
         text = f"Unloaded the weights of {sae}. The next request with one of its features loads them again."
         self.message_user(request, text, messages.SUCCESS)
         return _url(sae)
+
+    def train_view(self, request: HttpRequest) -> HttpResponse:
+        """Queue a training, or show its form with defaults for the model in ``?model=``."""
+        if not self.has_add_permission(request):
+            raise PermissionDenied
+        may_upload = request.user.has_perm("steering.change_sae")
+        if request.method == "POST":
+            form = TrainForm(request.POST, request.FILES, may_upload=may_upload)
+            if form.is_valid():
+                try:
+                    job = form.start(request.user)  # type: ignore[arg-type]  # staff
+                except MillmError as error:
+                    form.add_error("file" if "file" in form.fields else None, error.message)
+                else:
+                    return HttpResponseRedirect(reverse("admin:jobs_job_change", args=[job.pk]))
+        else:
+            form = TrainForm(may_upload=may_upload)
+        context = {"title": "Train an SAE", "opts": self.opts, "form": form, **self.admin_site.each_context(request)}
+        return TemplateResponse(request, "admin/steering/sae/train.html", context)
 
     def labels_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Import a file of labels, or show its problems by line and field."""

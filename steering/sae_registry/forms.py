@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from django import forms
+from django.conf import settings
 from django.core.exceptions import ValidationError
 
 from inference.files.sources import SourceError, local_directory
@@ -13,6 +14,7 @@ from inference.models import LanguageModel
 from inference.validation import within_roots
 from steering.corpora.corpus import DEFAULT_TOKENS, MAX_TOKENS
 from steering.errors import SteeringError
+from steering.evaluation.params import ENDPOINT
 from steering.models import SAE
 from steering.sae_registry.registration import PreparedSAE, SAECandidate, SAELocation, inspect_sae, prepare_sae
 from steering.saes.errors import InvalidSAEError
@@ -112,3 +114,21 @@ class EmbedForm(forms.Form):
         field = self.fields["embedding_model"]
         assert isinstance(field, forms.ModelChoiceField)
         return bool(field.queryset is not None and field.queryset.exists())
+
+
+class InterpretForm(forms.Form):
+    """The model that labels features, and which ones."""
+
+    model = forms.ChoiceField(choices=())
+    limit = forms.IntegerField(min_value=1, required=False, label="Max features", help_text="Empty: all.")
+    replaces = forms.BooleanField(required=False, label="Replace labels of earlier runs")
+
+    def __init__(self, data: Any = None) -> None:
+        super().__init__(data, auto_id="id_interpret_%s")
+        model = self.fields["model"]
+        assert isinstance(model, forms.ChoiceField)
+        rows = LanguageModel.objects.filter(kind=LanguageModel.Kind.GENERATION).order_by("name")
+        choices = [(name, name) for name in rows.values_list("name", flat=True)]
+        if settings.MILLM_JUDGE_BASE_URL and settings.MILLM_JUDGE_MODEL:
+            choices.append((ENDPOINT, f"external endpoint ({settings.MILLM_JUDGE_MODEL})"))
+        model.choices = choices

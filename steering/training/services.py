@@ -18,7 +18,7 @@ from inference.models import LanguageModel
 from jobs.errors import JobCancelled
 from jobs.models import Job
 from jobs.services import enqueue_job
-from steering.corpora.corpus import MAX_TOKENS, Corpus, tokenise
+from steering.corpora.corpus import MAX_TOKENS, Corpus, CorpusError, tokenise
 from steering.corpora.corpus_registry import open_corpus
 from steering.model_shape import read_model_shape
 from steering.models import SAE
@@ -31,6 +31,7 @@ from steering.training.recipe import TRAINABLE_SITES, TrainingRecipe
 if TYPE_CHECKING:
     from jobs.running_job import RunningJob
 
+KIND = "steering.train_sae"
 DEFAULT_ACTIVATIONS = 1_000_000
 
 
@@ -45,7 +46,7 @@ class TrainingOrder:
     max_activations: int = DEFAULT_ACTIVATIONS
 
     def check(self, *, folder: Path) -> None:
-        """Raise TrainingError or NoSpaceError if it cannot run, and IncompatibleSAEError for a wrong layer. Fast."""
+        """Raise TrainingError or NoSpaceError if it cannot run, or an error of reading the model's shape. Fast."""
         from steering.training.store import check_space  # imports torch
 
         if not self.name or "/" in self.name or self.name.startswith("."):
@@ -69,7 +70,10 @@ class TrainingOrder:
             )
         shape = read_model_shape(self.model)
         width = shape.width(self.site)
-        shape.check(self.site, width)
+        if not 0 <= self.site.layer < shape.num_layers:
+            raise TrainingError(
+                f"The model has layers 0 to {shape.num_layers - 1}, got layer {self.site.layer}.", param="layer"
+            )
         weights = 4 * (2 * self.recipe.features * width + 2 * self.recipe.features)
         check_space(folder, 2 * width * self.max_activations + 7 * weights)  # two checkpoints, each with two moments
 
@@ -88,16 +92,27 @@ def join_corpora(corpora: Sequence[Corpus]) -> Corpus:
     return Corpus("+".join(corpus.name for corpus in corpora)[:150], version, documents)
 
 
+def check_training(*, order: TrainingOrder, corpora: Sequence[str]) -> None:
+    """Raise TrainingError, NoSpaceError or CorpusError if :func:`request_training` would."""
+    order.check(folder=_trainings())
+    for name in corpora:
+        try:
+            _public(open_corpus(name))
+        except CorpusError as error:
+            raise CorpusError(error.message, param="corpora") from error
+    going = Job.objects.filter(kind=KIND, state__in=(Job.State.QUEUED, Job.State.RUNNING), params__name=order.name)
+    if going.exists():
+        raise TrainingError(f"A job is already training an SAE with the name {order.name}.", param="name")
+
+
 def request_training(*, order: TrainingOrder, corpora: Sequence[str], owner: User | None = None) -> Job:
     """Queue a training on corpora of :mod:`steering.corpora.corpus_registry`.
 
-    Raise TrainingError, NoSpaceError, IncompatibleSAEError or CorpusError if it cannot run as described.
+    Raise TrainingError, NoSpaceError or CorpusError if it cannot run as described.
     """
-    order.check(folder=_trainings())
-    for name in corpora:
-        _public(open_corpus(name))
+    check_training(order=order, corpora=corpora)
     return enqueue_job(
-        kind="steering.train_sae",
+        kind=KIND,
         params={
             "name": order.name,
             "model": order.model.pk,
@@ -126,7 +141,9 @@ def run_train_sae(job: RunningJob) -> dict[str, Any]:
     )
     done = SAE.objects.filter(name=order.name, model=order.model, source=str(order.target)).first()
     if done is not None:  # a previous run finished this
-        return {"sae": done.pk}
+        return {"sae": done.pk, **{name: getattr(done, name) for name in ("l0", "fvu", "dead_share")}} | {
+            "tokens": done.measured_tokens
+        }
     _remove_abandoned()
     corpus = join_corpora([_public(open_corpus(name)) for name in params["corpora"]])
     folder = _trainings() / str(job.id)

@@ -32,6 +32,7 @@ NO_PAGES = {
     *("steering_evaluation_use", "steering_feature_steer", "steering_steeringprofile_outcomes"),
     "steering_steeringprofile_measure",
     *("steering_sae_check", "steering_sae_load", "steering_sae_unload", "steering_sae_embed", "steering_sae_effects"),
+    "steering_sae_interpret",
     *("steering_steeringprofile_archive", "steering_steeringprofile_unarchive", "steering_steeringprofile_restore"),
     "steering_steeringprofile_confirm_import",
     # files

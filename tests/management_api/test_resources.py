@@ -238,6 +238,29 @@ class TestSAEs:
         }
         assert refusal(researcher_api.post(f"saes/{sae.pk}/measure", {"corpus": "../secret"}))[0] == 400
 
+    def test_trained_by_a_job(self, researcher_api: Api, model: LanguageModel, sae: SAE):
+        body = {"name": "own", "model": model.pk, "layer": 1, "features": 64, "k": 4, "tokens": 640, "batch": 64}
+        response = researcher_api.post("saes/train", body)
+        assert (response.status_code, response.json()["kind"]) == (202, "steering.train_sae"), response.content
+        params = Job.objects.get().params
+        assert (params["recipe"]["features"], params["recipe"]["activation"]) == (64, "topk")
+        assert (params["site"], params["corpora"]) == ("resid_post", ["default"])
+        for wrong, param in (
+            ({"layer": 9}, "layer"),
+            ({"k": 65}, "k"),
+            ({"site": "mlp_raw"}, "site"),
+            ({"activation": "relu"}, "activation"),
+            ({"corpora": ["../secret"]}, "corpora"),
+            ({"corpora": []}, "corpora"),
+            ({"name": sae.name}, "name"),
+            ({"name": "own"}, "name"),
+            ({"learning_rate": 0}, "learning_rate"),
+            ({"max_activations": 1}, "max_activations"),
+        ):
+            refused = researcher_api.post("saes/train", {**body, "name": "other", **wrong})
+            assert refusal(refused) == (400, "invalid_value", param), wrong
+        assert Job.objects.count() == 1
+
     def test_effects_are_measured_by_a_job_and_shown(self, researcher_api: Api, sae: SAE, other_sae: SAE):
         response = researcher_api.post(f"saes/{sae.pk}/effects", {"target": 0.2, "prompts": ["Tell me a story."]})
         assert (response.status_code, response.json()["kind"]) == (202, "steering.effects")

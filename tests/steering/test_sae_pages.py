@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 from django.contrib.auth.models import User
+from django.core.files.uploadedfile import SimpleUploadedFile
 from django.urls import reverse
 
 from core.runtime import runtime
 from inference.steering_refs import STEERING_COMPILER
+from jobs.kinds import find_kind
 from jobs.models import Job
 from steering.corpora.corpus import CorpusError
 from steering.corpora.corpus_registry import corpus_names, open_corpus
@@ -139,6 +142,115 @@ class TestCheck:
         assert admin.get(url).status_code == 405
         assert staff("view_sae").post(url).status_code == 403
         assert not Job.objects.exists()
+
+
+class TestLabel:
+    URL = "admin:steering_sae_interpret"
+
+    def test_is_a_job(self, admin, sae, settings):
+        assert "1 of 40 features have a label" not in page(admin, CHANGE, sae.pk)
+        assert f"{sae.features.exclude(label='').count()} of 40 features have a label" in page(admin, CHANGE, sae.pk)
+        response = admin.post(reverse(self.URL, args=[sae.pk]), {"model": "tiny", "limit": "5", "replaces": "on"})
+        job = Job.objects.get()
+        assert response.url == reverse("admin:jobs_job_change", args=[job.pk])
+        assert (job.kind, job.owner) == ("steering.interpret", User.objects.get())
+        assert job.params == {"sae": sae.pk, "model": "tiny", "limit": 5, "replaces": True}
+        settings.MILLM_JUDGE_BASE_URL, settings.MILLM_JUDGE_MODEL = "https://example.org/v1", "large"
+        assert "external endpoint (large)" in page(admin, CHANGE, sae.pk)
+        admin.post(reverse(self.URL, args=[sae.pk]), {"model": "endpoint"})
+        assert Job.objects.latest("created_at").params["model"] == "endpoint"
+
+    @pytest.mark.parametrize("data", [{}, {"model": "endpoint"}, {"model": "tiny", "limit": "0"}])
+    def test_refusals(self, data, admin, sae):
+        response = admin.post(reverse(self.URL, args=[sae.pk]), data)
+        assert response.url == reverse(CHANGE, args=[sae.pk])
+        assert said(response)
+        assert not Job.objects.exists()
+
+    def test_needs_permission(self, sae):
+        assert staff("view_sae").post(reverse(self.URL, args=[sae.pk])).status_code == 403
+
+    def test_its_result(self):
+        show = find_kind("steering.interpret").load_show()
+        html = show({"sae": 3, "labelled": 1200, "nonsense": 2, "failed": 0, "edited": 1})
+        assert "1,200 features labelled, 2 answers were no labels, 1 labelled by somebody meanwhile." in html
+        assert "?sae__id__exact=3" in html
+
+
+class TestTrain:
+    URL = "admin:steering_sae_train"
+
+    @pytest.fixture(autouse=True)
+    def home(self, settings, tmp_path):
+        settings.MILLM_HOME = str(tmp_path / "home")
+
+    def form(self, model, **fields):
+        values = {"model": model.pk, "name": "own", "site": "resid_post", "activation": "topk", "k": 4}
+        values |= {"corpora": ["default"], "tokens": 640, "batch": 64, "max_activations": 10_000}
+        return {**values, "learning_rate": "0.001", "seed": 0, **fields}
+
+    def test_defaults_of_the_model(self, admin, model):
+        assert reverse(self.URL) in page(admin, "admin:steering_sae_changelist")
+        form = admin.get(reverse(self.URL)).context["form"]
+        assert [form[name].value() for name in ("name", "layer", "features", "k", "tokens", "corpora")] == [
+            "tiny-layer1",
+            1,
+            96,
+            32,
+            4_000_000,
+            ["default"],
+        ]
+
+    def test_is_a_job(self, admin, model):
+        response = admin.post(reverse(self.URL), self.form(model))
+        job = Job.objects.get()
+        assert response.url == reverse("admin:jobs_job_change", args=[job.pk])
+        assert (job.kind, job.params["name"], job.params["corpora"]) == ("steering.train_sae", "own", ["default"])
+        assert (job.params["layer"], job.params["site"]) == (1, "resid_post")
+        assert (job.params["recipe"]["features"], job.params["recipe"]["k"]) == (96, 4)
+        again = admin.post(reverse(self.URL), self.form(model))
+        assert "already training" in str(again.context["form"].errors["name"])
+        assert Job.objects.count() == 1
+
+    def test_with_a_corpus_of_ones_own(self, admin, model):
+        file = SimpleUploadedFile("sea.txt", b"The sea.\n\nThe rain.")
+        admin.post(reverse(self.URL), self.form(model, corpora=[], file=file))
+        assert Job.objects.get().params["corpora"] == ["sea.txt"]
+        assert "sea.txt" in corpus_names()
+        assert "sea.txt" in page(admin, self.URL)
+
+    @pytest.mark.parametrize(
+        ("fields", "name", "text"),
+        [
+            ({"name": "../x"}, "name", "without slashes"),
+            ({"name": "tiny-sae"}, "name", "already exists"),
+            ({"layer": "3"}, "layer", "layers 0 to 2, got layer 3"),
+            ({"site": "mlp_raw"}, "site", "valid choice"),
+            ({"k": "97"}, "k", "at most the number of features (96)"),
+            ({"tokens": "10"}, "tokens", "at least the batch"),
+            ({"learning_rate": "0"}, "learning_rate", "between"),
+            ({"max_activations": "5"}, "max_activations", "between the batch"),
+            ({"max_activations": "4000000", "features": "1048576"}, "max_activations", "GB free"),
+            ({"corpora": []}, "corpora", "Choose a corpus"),
+            ({"corpora": ["../secret.txt"]}, "corpora", "valid choice"),
+            ({"file": SimpleUploadedFile("x.pdf", b"x")}, "file", "end with"),
+            ({"file": SimpleUploadedFile("bad.jsonl", b"{")}, "file", "bad.jsonl"),
+        ],
+    )
+    def test_refusals(self, fields, name, text, admin, model, sae, monkeypatch):
+        monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=5 * 10**8))
+        if "file" in fields:
+            fields["file"].seek(0)
+        response = admin.post(reverse(self.URL), self.form(model, **fields))
+        assert text in " ".join(response.context["form"].errors[name])
+        assert not Job.objects.exists()
+
+    def test_needs_permission(self, model):
+        client = staff("view_sae", "change_sae")
+        assert client.get(reverse(self.URL)).status_code == 403
+        assert client.post(reverse(self.URL), self.form(model)).status_code == 403
+        User.objects.all().delete()
+        assert "file" not in staff("add_sae").get(reverse(self.URL)).context["form"].fields
 
 
 class TestWeights:

@@ -19,7 +19,6 @@ from inference.models import LanguageModel
 from inference.registry.standalone_model import StandaloneModel, load_standalone
 from jobs.errors import JobCancelled
 from steering.corpora.corpus import Corpus, CorpusError, Document, tokenise
-from steering.errors import IncompatibleSAEError
 from steering.measuring.document import TokenisedDocument
 from steering.measuring.loss import loss_recovered
 from steering.models import SAE
@@ -176,7 +175,8 @@ class TestJob:
         assert result["sae"] == sae.pk
         assert sae.fvu == pytest.approx(result["fvu"])
         assert not (corpus_file.parents[1] / "training" / str(job.pk)).exists()
-        assert run_train_sae(run) == {"sae": sae.pk}  # finished by a previous run
+        again = run_train_sae(run)  # finished by a previous run
+        assert (again["sae"], again["fvu"], again["tokens"]) == (sae.pk, sae.fvu, sae.measured_tokens)
 
     def test_cancelled(self, engine, model, corpus_file):  # noqa: F811
         job = request_training(order=self.order(model), corpora=["words.txt"])
@@ -206,7 +206,7 @@ class TestJob:
         assert found.value.param == param
 
     def test_a_layer_out_of_range(self, model, corpus_file):
-        with pytest.raises(IncompatibleSAEError, match="layers 0 to 3"):
+        with pytest.raises(TrainingError, match="layers 0 to 3"):
             request_training(order=self.order(model, site=Site(4)), corpora=["words.txt"])
 
     def test_an_unknown_corpus(self, model, corpus_file):
