@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from django.urls import reverse
@@ -10,7 +11,9 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from jobs.kinds import JobKind, register
+from jobs.periodic import Periodic, register_periodic
 
+PRUNE_UPLOADS = "steering.prune_uploads"
 _UNLABELLED = (("failed", "requests failed"), ("edited", "labelled by somebody meanwhile"))
 
 
@@ -24,6 +27,10 @@ def register_kinds() -> None:
         )
     )
     register(JobKind("steering.add_sae", "Add an SAE", "steering.sae_registry.jobs:run_add_sae"))
+    register(JobKind(PRUNE_UPLOADS, "Delete unused uploads", "steering.sae_registry.uploads:run_prune_uploads"))
+    register_periodic(
+        Periodic(PRUNE_UPLOADS, timedelta(hours=1), "steering.sae_registry.uploads:has_abandoned_uploads")
+    )
     register(
         JobKind(
             "steering.train_sae", "Train an SAE", "steering.training.services:run_train_sae", show=_show_measurement

@@ -7,22 +7,31 @@ other untrusted source.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
+import time
 import uuid
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from django.conf import settings
 
+from jobs.models import Job
 from steering.errors import SteeringError
+from steering.models import SAE
+
+if TYPE_CHECKING:
+    from jobs.running_job import RunningJob
 
 MAX_FILES = 16
 ENDINGS = (".json", ".yaml", ".safetensors", ".npz", ".pt", ".pth")
+ABANDONED_S = 86_400.0  # no upload takes longer
 _BLOCK = 1 << 20
+_UPLOAD = re.compile(r"\.?[0-9a-f]{32}")  # a leading dot: not complete
 
 
 class UploadError(SteeringError):
@@ -61,6 +70,33 @@ def delete_upload(source: str) -> None:
     folder = Path(source)
     if folder.parent.resolve() == uploads_folder().resolve():
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def abandoned_uploads() -> list[Path]:
+    """Return uploaded folders, a day old, that no SAE and no job that has not ended refers to."""
+    root, before = uploads_folder(), time.time() - ABANDONED_S
+    folders = [path for path in root.iterdir() if _UPLOAD.fullmatch(path.name)] if root.is_dir() else []
+    old = [path for path in folders if path.is_dir() and not path.is_symlink() and path.stat().st_mtime < before]
+    if not old:
+        return []
+    jobs = Job.objects.filter(kind="steering.add_sae").exclude(state__in=Job.ENDED)
+    sources = {*SAE.objects.values_list("source", flat=True), *jobs.values_list("params__source", flat=True)}
+    used = {Path(source).name for source in sources}
+    return [path for path in old if path.name not in used]
+
+
+def has_abandoned_uploads() -> bool:
+    return bool(abandoned_uploads())
+
+
+def run_prune_uploads(job: RunningJob) -> dict[str, int]:
+    """Delete abandoned uploads, such as those of a server that was killed while it stored one."""
+    folders = abandoned_uploads()
+    for number, folder in enumerate(folders):
+        job.progress(number, len(folders), "Deleting folders")
+        shutil.rmtree(folder, ignore_errors=True)
+        job.log(f"Deleted {folder}.")
+    return {"folders": len(folders)}
 
 
 def _store_archive(opened: IO[bytes]) -> Path:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -17,15 +20,18 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from audit.models import AuditEvent
 from inference.models import LanguageModel
 from jobs.models import Job
+from jobs.periodic import enqueue_due
 from openai_api.http.file_uploads import accepts_files, body_limit, upload_refusal
 from steering import services
 from steering.corpora.corpus_registry import open_corpus
 from steering.model_shape import read_model_shape
 from steering.models import SAE, SteeringProfile, VectorSet
+from steering.sae_registry.jobs import request_sae
 from steering.sae_registry.registration import SAELocation
-from steering.sae_registry.uploads import uploads_folder
+from steering.sae_registry.uploads import abandoned_uploads, has_abandoned_uploads, run_prune_uploads, uploads_folder
 from tests.management_api.conftest import Api, refusal
 from tests.steering.sae_files import D_IN, random_weights, sae_config, write_sae
+from tests.steering.test_jobs import RecordedJob
 
 
 @pytest.fixture(autouse=True)
@@ -211,6 +217,30 @@ class TestSAEs:
         )
         assert not list(uploads_folder().iterdir()), "nothing is left"
         assert not Job.objects.exists()
+
+    def test_abandoned_uploads_are_deleted_after_a_day(self, model: LanguageModel, sae: SAE, tmp_path: Path):
+        def upload(*, hours: float = 30, name: str = "") -> Path:
+            folder = uploads_folder() / (name or uuid4().hex)
+            folder.mkdir(parents=True)
+            (folder / "cfg.json").write_text("{}")
+            os.utime(folder, (time.time() - 3600 * hours,) * 2)
+            return folder
+
+        left, unfinished, recent = upload(), upload(name=f".{uuid4().hex}"), upload(hours=2)
+        trained, registered, queued, failed = upload(name="my-sae"), upload(), upload(), upload()
+        (uploads_folder() / uuid4().hex).symlink_to(tmp_path)
+        SAE.objects.update(source=str(registered))
+        for folder, state in ((queued, Job.State.QUEUED), (failed, Job.State.FAILED)):
+            job = request_sae(name="x", model=model, location=SAELocation(str(folder)))
+            Job.objects.filter(pk=job.pk).update(state=state)
+        assert set(abandoned_uploads()) == {left, unfinished, failed}
+        (job,) = enqueue_due()
+        assert (job.kind, enqueue_due()) == ("steering.prune_uploads", [])
+        recorded: Any = RecordedJob({})
+        assert run_prune_uploads(recorded) == {"folders": 3}
+        assert all(folder.is_dir() for folder in (recent, trained, registered, queued, tmp_path))
+        assert not any(folder.exists() for folder in (left, unfinished, failed))
+        assert not has_abandoned_uploads()
 
     def test_labels(self, researcher_api: Api, sae: SAE):
         lines = [{"index": 0, "label": "rain"}, {"index": 1, "label": "sun", "max_activation": 3.0}]
