@@ -26,7 +26,7 @@ draw = random.Random(1)
 values = tuple(draw.gauss(0, 1) for _ in range(256))
 found = [NewVector(Site(1), values)]
 vector = save_vectors(name="probe", model=feature.sae.model, vectors=found, origin="x").vectors.get()
-for name, action, threshold in (("steep", "alert", -0.9), ("flat", "cap", -1.0)):
+for name, action, threshold in (("steep", "alert", 4.0), ("flat", "cap", -1.0)):
     rule = WatchRule(name=name, vector=vector, bias=2.0, threshold=threshold, unit="raw", action=action, reason="Test.")
     save_rule(rule=rule)
 """
@@ -77,6 +77,6 @@ def test_a_request_that_rains(watched: tuple[str, str], stream: bool):
     assert "storm" not in found or found["storm"][1] > found["storm"][2]
     action, value, threshold, num_tokens, _ = found["flat"]
     assert (action, threshold) == ("cap", -1.0)
-    assert value > threshold
+    assert value > 50, "the probe is to find much without the cap"
     assert num_tokens > 1
-    assert "steep" not in found, "after the cap, the probe's value is nowhere above it"
+    assert "steep" not in found, "after the cap it finds no more than the rounding of the model's residuals"
