@@ -8,7 +8,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('steering', '0028_cofiring_and_bands'),
+        ('steering', '0029_effects_by_activation'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
