@@ -131,7 +131,11 @@ $(BIN)/python:
 
 # Stamps: pip runs again only when the lists have changed. It compiles no modules, which would take half of its time:
 # Python compiles those that it imports.
+# torch comes first, so that the CPU's kernels are compiled while pip, which uses one core, installs the rest. Without
+# them, the server compiles them.
 $(VENV)/.runtime: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install --quiet --no-compile torch -c constraints.txt
+	@$(BIN)/python -m inference.engine.kernels.library_cache >/dev/null 2>&1 &
 	$(call install,p["dependencies"])
 
 $(VENV)/.media: pyproject.toml constraints.txt $(VENV)/.runtime

@@ -1,4 +1,7 @@
-"""Where compiled kernels are kept, and their compilation ahead of the first model. Imports no torch."""
+"""Where compiled kernels are kept, and their compilation ahead of the first model. Imports no torch.
+
+``python -m inference.engine.kernels.library_cache`` compiles them now; ``make`` calls it as soon as torch is installed.
+"""
 
 from __future__ import annotations
 
@@ -40,3 +43,8 @@ def compile_ahead(folder: Path | None = None) -> subprocess.Popen[bytes] | None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
+
+
+if __name__ == "__main__":  # while the packages of the server are being installed: only torch is there
+    compilation = compile_ahead()
+    sys.exit(compilation.wait() if compilation else 0)
