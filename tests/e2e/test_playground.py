@@ -242,16 +242,35 @@ def test_a_refusal_a_cut_and_a_lost_server_are_said(playground: Page):
     expect(column(playground, 0).locator(".state-failed")).to_contain_text("reach the server")
 
 
+HOLD_ANSWERS = """() => {
+    const send = window.fetch;
+    window.fetch = async (url, options) => {
+        const answer = await send(url, options);
+        if (!String(url).includes("/completions")) return answer;
+        const reader = answer.body.getReader(), aborted = new Promise((_, fail) =>
+            options.signal.addEventListener("abort", () => fail(options.signal.reason)));
+        let left = 6; // events that are passed on; the others are held until the page aborts the request
+        return new Response(new ReadableStream({ async pull(controller) {
+            const { value } = await (left > 0 ? reader.read() : aborted);
+            let end = 0;
+            while (left > 0 && end < value.length) if (value[end++] === 10 && value[end] === 10) left -= 1;
+            controller.enqueue(value.slice(0, end + 1));
+        } }), answer);
+    };
+}"""
+
+
 def test_stop_stops(playground: Page):
+    """The answers are held after a few tokens: they cannot end before the button is pressed."""
+    playground.evaluate(HOLD_ANSWERS)
     playground.get_by_label("Max tokens").fill("1000")
     playground.get_by_role("button", name="Run all").click()
-    expect(column(playground, 0).locator(".token").nth(2)).to_be_visible(timeout=60_000)
+    for place in (0, 1):
+        expect(column(playground, place).locator(".token").nth(2)).to_be_visible(timeout=60_000)
     playground.get_by_role("button", name="Stop all").click()
     expect(playground.locator(".playground-acts [data-act=stop]")).to_be_hidden()
     for place in (0, 1):
-        expect(column(playground, place).locator(".column-state")).to_contain_text(
-            re.compile("Stopped|stopped|finished")
-        )
+        expect(column(playground, place).locator(".column-state")).to_have_text("Stopped.")
 
 
 def test_a_profile_edited_and_published_is_felt(playground: Page):
