@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,6 +104,12 @@ class LiveServer:
 def manage(*arguments: str, environment: Mapping[str, str]) -> str:
     """The output of a manage.py command that must succeed."""
     return run_python("manage.py", *arguments, environment={**clean_environment(), **environment})
+
+
+def manage_all(commands: Iterable[Sequence[str]], *, environment: Mapping[str, str]) -> None:
+    """Run manage.py commands in one process: each process takes seconds of CPU before its command begins."""
+    calls = "".join(f"\ncall_command(*{list(command)!r})" for command in commands)
+    manage("shell", "-c", f"from django.core.management import call_command{calls}", environment=environment)
 
 
 def run_python(*arguments: str, environment: Mapping[str, str]) -> str:

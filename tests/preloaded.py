@@ -27,6 +27,16 @@ PACKAGES = (
     "transformers.models.llama.modeling_llama", "transformers.models.auto.modeling_auto", "tokenizers", "llguidance",
     "daphne.http_protocol", "twisted.internet.asyncioreactor", "autobahn.twisted.websocket", "jinja2.sandbox",
     "PIL.Image", "procrastinate", "croniter", "prometheus_client", "pydantic_settings", "httpx2", "yaml",
+    "django.db.models", "django.db.migrations.executor", "django.db.backends.postgresql.base",
+    "django.contrib.postgres.search", "django.contrib.postgres.indexes", "django.forms", "django.template.loader",
+    "django.template.defaulttags", "django.template.backends.django", "django.urls", "django.views.generic",
+    "django.views.decorators.csrf", "django.core.cache", "django.core.handlers.asgi",
+    "django.core.servers.basehttp", "django.middleware.csrf", "django.middleware.common",
+    "django.contrib.messages.middleware", "django.contrib.admin.utils", "django.core.management.commands.migrate",
+    "django.core.serializers.json", "django.core.mail", "django.db.models.sql.compiler", "corsheaders.middleware",
+    "pgvector.django", "sqlparse", "django_stubs_ext.patch", "procrastinate.contrib.django",
+    "xml.etree.ElementTree", "defusedxml.ElementTree", "django.contrib.staticfiles.finders",
+    "whitenoise.middleware", "PIL.ImageOps",
 )  # fmt: skip
 BEFORE_TORCH = {"LRU_CACHE_CAPACITY": "128"}  # as inference.engine sets it
 MESSAGE_BYTES = 1 << 20

@@ -41,9 +41,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     judge = build_classifier(tmp_path_factory.mktemp("judge"), labels=OPENAI_CATEGORIES)
     with database.own_database() as url:
         environment = site_environment(url, tmp_path_factory.mktemp("clients-site"))
-        live.manage("shell", "-c", SET_UP, environment=environment)
-        for name, path in (("vectors", embedder), ("judge", judge)):
-            live.manage("add_model", name, str(path), "--dtype", "float32", environment=environment)
+        models = (("vectors", embedder), ("judge", judge))
+        added = [("add_model", name, str(path), "--dtype", "float32") for name, path in models]
+        live.manage_all([("shell", "-c", SET_UP), *added], environment=environment)
         with live.serving(environment=environment) as server:
             warm_up(f"{server.url}/v1")
             yield server.url
@@ -65,9 +65,11 @@ def media_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     }
     with database.own_database() as url:
         environment = site_environment(url, tmp_path_factory.mktemp("media-site"))
-        for name, path in models.items():
-            default = ("--default",) if name in {"whisper-1", "tts-1"} else ()
-            live.manage("add_model", name, str(path), *default, environment=environment)
+        defaults = {name: ["--default"] for name in ("whisper-1", "tts-1")}
+        live.manage_all(
+            [("add_model", name, str(path), *defaults.get(name, ())) for name, path in models.items()],
+            environment=environment,
+        )
         with live.serving(environment=environment) as server:
             yield server.url
             assert server.stop() == 0, server.output

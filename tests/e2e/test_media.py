@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests import live
 from tests.conftest import LiveSite, bare_site
 from tests.e2e.test_console import AXE, RUN_AXE
 from tests.e2e.visitor import Visitor
@@ -32,8 +33,8 @@ def media_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveSite]:
         "vits": save_vits(tmp_path_factory.mktemp("vits"), num_speakers=3),
     }
     with bare_site(tmp_path_factory.mktemp("media-site")) as site:
-        for name, path in models.items():
-            site.server.manage("add_model", name, str(path))
+        added = [("add_model", name, str(path)) for name, path in models.items()]
+        live.manage_all(added, environment=site.server.environment)
         yield site
 
 

@@ -18,8 +18,10 @@ pytestmark = pytest.mark.live
 
 def test_completions_stream_from_all_reference_architectures(tmp_path: Path, migrated_database_url: str) -> None:
     environment = site_environment(migrated_database_url, tmp_path / "home")
-    for name in ARCHITECTURES:
-        live.manage("add_model", name, str(build_model(tmp_path / name, name)), environment=environment)
+    live.manage_all(
+        [("add_model", name, str(build_model(tmp_path / name, name))) for name in ARCHITECTURES],
+        environment=environment,
+    )
     with live.serving(environment=environment) as server:
         for name in ARCHITECTURES:
             for prompt in ("Once upon a time", [5, 6, 7]):
