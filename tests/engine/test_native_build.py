@@ -73,6 +73,21 @@ def test_the_library_is_compiled_ahead_of_the_first_model_and_not_again(fake_com
     assert compile_ahead(folder) is None
 
 
+ONLY_TORCH = """
+import sys
+for name in ("django", "llguidance", "numpy", "pydantic", "safetensors", "tokenizers", "transformers", "yaml"):
+    sys.modules[name] = None
+from inference.engine.kernels import native
+print(native.active().is_native)
+"""
+
+
+def test_compiling_ahead_needs_no_package_but_torch():
+    """make calls it while pip installs the others."""
+    done = subprocess.run([sys.executable, "-c", ONLY_TORCH], capture_output=True, text=True, check=False)
+    assert done.stdout == "False\n", done.stderr
+
+
 def test_nothing_is_compiled_ahead_where_torch_is_chosen(fake_compiler, tmp_path, monkeypatch):
     fake_compiler("exit 1")
     monkeypatch.setenv("MILLM_KERNELS", "torch")
