@@ -16,8 +16,9 @@ from steering.evaluation.arms import figures
 from steering.evaluation.measures import AnswerRow, from_columns
 from steering.evaluation.plot import number_text
 from steering.models import Evaluation
-from steering.spec.edit import FeatureTarget, VectorTarget
+from steering.spec.edit import EditSpec, FeatureTarget, VectorTarget
 from steering.spec.parsing import parse_edits
+from steering.spec.wording import describe_edit, describe_target
 
 MEASURES = {
     "score": "judge's score (0 to 2)",
@@ -148,13 +149,13 @@ def _profile_row(evaluation: Evaluation) -> EvidenceRow:
         raise EvaluationError(f"{evaluation} recommends no strength, and did not measure 1 × the strength.")
     times = "" if factor == 1 else f" × {factor:g}"
     found = result["off_target"]
-    name = f"{_method(evaluation)}: {evaluation.subject}{times}"
+    name = f"{_method(evaluation)}: {_described(evaluation)}{times}"
     return _row(name, evaluation, [point], None if found is None else found["with"])
 
 
 def _control_rows(evaluation: Evaluation, *, names_subject: bool) -> Iterator[EvidenceRow]:
     """Yield a row for each kind of control; the random directions are one row."""
-    sized = f", sized as {evaluation.subject}" if names_subject else ""
+    sized = f", sized as {_short_name(evaluation)}" if names_subject else ""
     for kind, name in (
         ("system_prompt", "system prompt"),
         ("random_direction", "random directions"),
@@ -185,10 +186,32 @@ def _reported(evaluation: Evaluation, rows: list[AnswerRow]) -> list[AnswerRow]:
 
 
 def _method(evaluation: Evaluation) -> str:
-    edits = evaluation.edits if evaluation.version is None else evaluation.version.edits
-    targets = [edit.target for edit in parse_edits(edits)]
+    targets = [edit.target for edit in _edits(evaluation)]
     kinds = {
         "features": any(isinstance(target, FeatureTarget) for target in targets),
         "vectors": any(isinstance(target, VectorTarget) for target in targets),
     }
     return " and ".join(kind for kind, is_there in kinds.items() if is_there) or "site edits"
+
+
+def _described(evaluation: Evaluation) -> str:
+    """Return the version, or what inline edits do."""
+    return "; ".join(map(describe_edit, _inline_edits(evaluation))) or evaluation.subject
+
+
+def _short_name(evaluation: Evaluation) -> str:
+    """Return the version, or the targets of inline edits; those of features without their labels."""
+    targets = (
+        f"#{edit.target.index}" if isinstance(edit.target, FeatureTarget) else describe_target(edit)
+        for edit in _inline_edits(evaluation)
+    )
+    return ", ".join(targets) or evaluation.subject
+
+
+def _inline_edits(evaluation: Evaluation) -> tuple[EditSpec, ...]:
+    """Return the edits, if they are neither a version nor a draft."""
+    return _edits(evaluation) if evaluation.version is None and evaluation.profile is None else ()
+
+
+def _edits(evaluation: Evaluation) -> tuple[EditSpec, ...]:
+    return parse_edits(evaluation.edits if evaluation.version is None else evaluation.version.edits)

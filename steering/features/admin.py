@@ -24,7 +24,7 @@ from django.utils.safestring import SafeString
 from core.errors import MillmError
 from steering.errors import MeaningUnavailableError, SteeringError
 from steering.features.drawing import example_rows, histogram_picture
-from steering.features.forms import SteerForm
+from steering.features.forms import MAX_TESTED, SteerForm, TextForm
 from steering.features.logit_lens import (
     LensBusyError,
     LensTarget,
@@ -37,7 +37,7 @@ from steering.features.neighbours import find_cofiring, find_neighbours
 from steering.features.ranked_search import FeatureSearch, MeaningMatches, match_meaning
 from steering.features.search import IN_ORDER, FeatureQuerySet
 from steering.features.services import label_feature, steer_with_feature
-from steering.features.tested_text import activations_on
+from steering.features.tested_text import activations_on, strongest_on
 from steering.models import SAE, Feature, FeatureEffect
 from steering.profiles.snapshot import source_of
 
@@ -169,7 +169,7 @@ class LabelledFilter(admin.SimpleListFilter):
 
 STEERS_WELL = 0.05
 NUM_NEIGHBOURS = 10
-MAX_TESTED = 2_000
+NUM_STRONGEST = 20
 TEST_PERMISSION = "console.use_playground"
 MAX_LISTED = 100_000
 _MAX_BY_MEANING = 200
@@ -345,7 +345,35 @@ class FeatureAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
             path(f"<path:object_id>/{name}/", self.admin_site.admin_view(view), name=f"steering_feature_{name}")
             for name, view in pages
         ]
-        return [*own, *super().get_urls()]
+        text = path("text/", self.admin_site.admin_view(self.text_view), name="steering_feature_text")
+        return [text, *own, *super().get_urls()]
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        may_test = request.user.has_perm(TEST_PERMISSION)
+        return super().changelist_view(request, {"may_test": may_test, **(extra_context or {})})
+
+    def text_view(self, request: HttpRequest) -> HttpResponse:
+        """Show the features with the largest activations on a text, computed in the engine."""
+        if not (self.has_view_permission(request) and request.user.has_perm(TEST_PERMISSION)):
+            raise PermissionDenied
+        form = TextForm(request.GET if "text" in request.GET else None)
+        context: dict[str, Any] = {**self.admin_site.each_context(request), "opts": self.opts, "form": form}
+        if form.is_bound and form.is_valid():
+            try:
+                found = strongest_on(form.cleaned_data["sae"], form.cleaned_data["text"], NUM_STRONGEST)
+            except MillmError as error:
+                context["problem"] = error.message
+            else:
+                context["rows"] = [
+                    {
+                        "found": one,
+                        "url": feature_url(one.feature),
+                        "density": self.density_text(one.feature),
+                        "examples": example_rows([{"tokens": one.tokens, "values": one.values}]),
+                    }
+                    for one in found
+                ]
+        return TemplateResponse(request, f"{_TEMPLATES}/text.html", context | {"title": "Features of a text"})
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""The form "Steer with this" of a feature page."""
+"""The form "Steer with this" of a feature page, and that of a text whose features are shown."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 
 from steering.features.services import default_unit
-from steering.models import Feature, FeatureEdit, SteeringProfile
+from steering.models import SAE, Feature, FeatureEdit, SteeringProfile
 from steering.spec.units import DEFAULT_STRENGTH, MAX_STRENGTH, Unit
 
+MAX_TESTED = 2_000
 _OPERATIONS = ("add", "clamp", "scale", "ablate", "at_least", "at_most")
 
 
@@ -73,6 +74,13 @@ class SteerForm(forms.Form):
         if taken.exists():
             raise ValidationError({"new_name": f"The model already has a profile {data['new_name']}."})
         return data
+
+
+class TextForm(forms.Form):
+    """A text, and the SAE whose features are shown."""
+
+    sae = forms.ModelChoiceField(SAE.objects.order_by("name"), empty_label=None, label="SAE")
+    text = forms.CharField(max_length=MAX_TESTED, widget=forms.Textarea(attrs={"rows": 3, "cols": 80}))
 
 
 def _known_units(feature: Feature) -> list[tuple[str, str]]:

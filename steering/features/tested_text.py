@@ -1,33 +1,86 @@
-"""A feature's activations on a text of the user's, computed in the engine."""
+"""Activations of features on a text of the user's, computed in the engine."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from inference.interventions import Site
-from steering.models import Feature
+from steering.measuring.accumulators import SinkFinder
+from steering.models import SAE, Feature
 from steering.residuals import open_engine_reader
 from steering.sae_registry.loaded_sae import load_registered_sae
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_TOKENS = 512
 
 
+@dataclass(frozen=True, slots=True)
+class StrongFeature:
+    """A feature that is active on a text: its largest activation, and the text's ``tokens`` with their ``values``."""
+
+    feature: Feature
+    tokens: list[str]
+    values: list[float]
+
+    @property
+    def largest(self) -> float:
+        return max(self.values)
+
+    @property
+    def share_of_max(self) -> float | None:
+        """The largest activation as a share of the feature's own maximum; None if that is unknown."""
+        known = self.feature.max_activation
+        return self.largest / known if known else None
+
+
 def activations_on(feature: Feature, text: str) -> dict[str, Any]:
-    """Return the tokens of a text and the feature's activation on each, 0 on special tokens.
+    """Return the tokens of a text and the feature's activation on each, 0 on special tokens and attention sinks.
 
     Loads the model and the SAE if necessary. Raise MillmError: errors of loading and of the engine.
     """
+    tokens, values = _read(feature.sae, text, lambda encoded: encoded[:, [feature.index]])
+    return {"tokens": tokens, "values": [] if values is None else values[:, 0].tolist()}
+
+
+def strongest_on(sae: SAE, text: str, limit: int) -> list[StrongFeature]:
+    """Return the features with the largest activations on a text, the largest first.
+
+    Special tokens and attention sinks do not count. Loads the model and the SAE if necessary. Raise MillmError: errors
+    of loading and of the engine.
+    """
+    tokens, values = _read(sae, text, lambda encoded: encoded)
+    if values is None:
+        return []
+    largest = values.amax(0)
+    best = largest.topk(min(limit, len(largest))).indices.tolist()
+    rows = {row.index: row for row in sae.features.filter(index__in=best).select_related("sae")}
+    return [
+        StrongFeature(rows[index], tokens, values[:, index].tolist())
+        for index in best
+        if index in rows and largest[index] > 0
+    ]
+
+
+def _read(sae: SAE, text: str, part: Callable[[Tensor], Tensor]) -> tuple[list[str], Tensor | None]:
+    """Return the tokens, and a part of the activations [tokens, d_sae]; None without tokens.
+
+    As in measurements, all features count as inactive on special tokens and attention sinks.
+    """
     import torch
 
-    sae = feature.sae
     encoder = load_registered_sae(sae).encoder
     site = Site(sae.layer, sae.site)  # type: ignore[arg-type]  # the row's choices
     with open_engine_reader(sae.model) as reader:
         ids = reader.text.encode(text)[:MAX_TOKENS]
         if not ids:
-            return {"tokens": [], "values": []}
-        with torch.inference_mode():
-            values = encoder.encode(reader.read(ids, (site,))[site])[:, feature.index].tolist()
+            return [], None
         special = reader.text.special_token_ids
-        tokens = [reader.text.token_bytes(i).decode("utf-8", "replace") for i in ids]
-    return {"tokens": tokens, "values": [0.0 if i in special else v for i, v in zip(ids, values, strict=True)]}
+        with torch.inference_mode():
+            h = reader.read(ids, (site,))[site]
+            values = part(encoder.encode(h))
+            values[~SinkFinder().ordinary(h, torch.tensor([i not in special for i in ids]))] = 0.0
+        return [reader.text.token_bytes(i).decode("utf-8", "replace") for i in ids], values

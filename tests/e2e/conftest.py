@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ from openai import OpenAI
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests import database, live
-from tests.conftest import LiveSite, site_environment
+from tests.conftest import ADMIN_PASSWORD, ADMIN_USER, LiveSite, site_environment
+from tests.database import Content
 from tests.e2e.oracle import Oracle
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -58,6 +60,18 @@ def page(live_site: LiveSite, browser: Browser, login_cookies: dict[str, Any]) -
     yield page
     context.close()
     assert not errors
+
+
+@pytest.fixture(scope="module")
+def real_site(tmp_path_factory: pytest.TempPathFactory, smollm2_directory: Path) -> Iterator[LiveSite]:
+    """A server as a plain `make run` starts it, whose model was converted before."""
+    home = tmp_path_factory.mktemp("real-site")
+    (home / "models").symlink_to(smollm2_directory.parent)
+    with database.own_database(Content.NOTHING) as url:
+        environment = site_environment(url, home) | {"MILLM_DEMO": "smollm2"}
+        with live.serving("--setup", environment=environment) as server:
+            yield LiveSite(server.url, ADMIN_USER, ADMIN_PASSWORD, server)
+            assert server.stop() == 0, server.output
 
 
 @pytest.fixture(scope="session")

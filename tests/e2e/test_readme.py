@@ -6,32 +6,15 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.core.management import get_commands, load_command_class
 
-from tests import database, live
-from tests.conftest import site_environment
-from tests.database import Content
-
 README = Path("README.md").read_text("utf-8")
 WORDS = json.loads(Path("steering/demo/smollm2/words.json").read_text())
 DEFAULT_URL = "http://127.0.0.1:8000"
-
-
-@pytest.fixture(scope="module")
-def real_site(tmp_path_factory: pytest.TempPathFactory, smollm2_directory: Path) -> Iterator[str]:
-    """The URL of a server as a plain `make run` starts it, whose model was converted before."""
-    home = tmp_path_factory.mktemp("real-site")
-    (home / "models").symlink_to(smollm2_directory.parent)
-    with database.own_database(Content.NOTHING) as url:
-        environment = site_environment(url, home) | {"MILLM_DEMO": "smollm2"}
-        with live.serving("--setup", environment=environment) as server:
-            yield server.url
-            assert server.stop() == 0, server.output
 
 
 def blocks(language: str) -> list[str]:
@@ -50,14 +33,14 @@ def shell(script: str, url: str) -> str:
 @pytest.mark.slow
 def test_the_curl_example_tells_a_story_and_a_sadder_one_and_streams_it(real_site):
     curl = next(block for block in blocks("sh") if block.startswith("curl"))
-    plain = json.loads(shell(curl, real_site))
-    gloomy = json.loads(shell(curl.replace('"model"', '"profile": "gloomy", "model"'), real_site))
+    plain = json.loads(shell(curl, real_site.url))
+    gloomy = json.loads(shell(curl.replace('"model"', '"profile": "gloomy", "model"'), real_site.url))
     stories = {answer["choices"][0]["message"]["content"] for answer in (plain, gloomy)}
     assert len(stories) == 2
     assert all(len(story) > 40 for story in stories)
     assert gloomy_words(gloomy) > gloomy_words(plain)
     assert gloomy["millm"]["profile"] == "gloomy@1"
-    streamed = shell(curl.replace('"model"', '"stream": true, "model"'), real_site)
+    streamed = shell(curl.replace('"model"', '"stream": true, "model"'), real_site.url)
     assert streamed.rstrip().endswith("data: [DONE]")
     assert streamed.count('"content"') > 10
 
@@ -84,7 +67,7 @@ def test_the_tools_example_prints_what_its_comments_say(live_site):
 @pytest.mark.slow
 def test_the_stories_example_prints_a_story_of_each_profile(real_site):
     (program,) = (block for block in blocks("python") if "tools=" not in block)
-    told = python(program, real_site)
+    told = python(program, real_site.url)
     names = ("None", "gloomy", "joyful", "sea")
     stories = dict(line.split(": ", 1) for line in told.splitlines() if re.match(rf"({'|'.join(names)}): ", line))
     assert tuple(stories) == names

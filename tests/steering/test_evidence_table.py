@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,16 @@ import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
 
+from inference.models import LanguageModel
+from steering import services
 from steering.errors import EvaluationError
 from steering.evaluation.arms import figures
 from steering.evaluation.evidence import evidence_table, report_md, tables_json, tables_markdown
 from steering.evaluation.measures import AnswerRow, to_columns
-from steering.models import Evaluation
+from steering.evaluation.params import NEUTRAL_PROMPTS
+from steering.evaluation.services import inline_target
+from steering.models import Evaluation, SteeringProfile
+from steering.profiles.inline_edits import read_short_edits
 
 TEXTS = {"prompts": ["a", "b", "c", "d"], "max_tokens": 8, "temperature": 1.0, "seed": 0, "samples_per_prompt": 1}
 SPEC = Path("steering/demo/smollm2/evidence.json")
@@ -101,6 +107,71 @@ def test_several_profiles_share_the_unsteered_row() -> None:
         report_md(Evaluation(kind="calibration", edits=[], result={}))
     with pytest.raises(EvaluationError, match="recommends no strength"):
         evidence_table("gloomy", [sweep(factors=(0.5,), chosen=1.0)])
+
+
+EDIT = {"index": 1, "strength": 2.0, "unit": "raw"}
+
+
+def kept_sweep(model: LanguageModel, num_directions: int, system: str, **target: Any) -> None:
+    texts = {**TEXTS, "prompts": NEUTRAL_PROMPTS[:4]}
+    controls = {"random_directions": num_directions, "random_features": 1, "system_prompt": system, "off_target": True}
+    result = sweep(texts=texts, control_settings=controls).result
+    Evaluation.objects.create(kind="sweep", model=model, result=result, **target)
+
+
+def test_a_concept_has_a_row_for_each_profile_and_each_list_of_edits(
+    profile: SteeringProfile, model: LanguageModel, tmp_path: Path
+) -> None:
+    """Sweeps with these parameters are known, so no job runs; others are not used."""
+    version = services.publish_profile(profile=profile)
+    edits = inline_target(model=model, edits=read_short_edits(model, [EDIT])).edits
+    for num_directions in (8, 2):
+        kept_sweep(model, num_directions, "Be wet.", version=version)
+        kept_sweep(model, num_directions, "", edits=edits)
+    concept = {"name": "rain", "methods": ["gloomy", [EDIT]], "system_prompt": "Be wet."}
+    spec, output = tmp_path / "spec.json", tmp_path / "evidence.md"
+    spec.write_text(json.dumps({"model": "tiny", "words": "words.json", "concepts": [concept]}), "utf-8")
+    (tmp_path / "words.json").write_text(json.dumps({"rain": ["rain"]}), "utf-8")
+    output.write_text("Before.\n<!-- tables: start -->\nold\n<!-- tables: end -->\nAfter.\n", "utf-8")
+    options = {"num_prompts": 4, "max_tokens": 8, "random_directions": 2}
+    call_command("evidence_table", str(spec), output=output, **options)
+    text = output.read_text("utf-8")
+    assert text.startswith("Before.\n")
+    assert text.endswith("After.\n")
+    assert "old" not in text
+    assert [line.split(" | ")[0].strip("| ") for line in text.splitlines() if line.startswith("| ")][1:] == [
+        "unsteered",
+        "features: gloomy@1",
+        "features: tiny-sae #1 cats and kittens: add 2 raw",
+        "system prompt",
+        "system prompt",
+        "random directions (n = 2), sized as gloomy@1",
+        "random directions (n = 2), sized as #1",
+        "random live feature, sized as gloomy@1",
+        "random live feature, sized as #1",
+    ]
+    (table,) = json.loads(output.with_suffix(".json").read_text("utf-8"))
+    assert table["settings"]["texts"]["max_tokens"] == 8
+    concept["methods"] = ["happy"]
+    spec.write_text(json.dumps({"model": "tiny", "words": "words.json", "concepts": [concept]}), "utf-8")
+    with pytest.raises(CommandError, match="no published profile happy"):
+        call_command("evidence_table", str(spec), **options)
+
+
+def test_the_published_page_is_of_the_shipped_spec() -> None:
+    """A retrained SAE has other features, and the tables have to be measured again."""
+    tables = json.loads(Path("docs/evidence.json").read_text("utf-8"))
+    page = Path("docs/evidence.md").read_text("utf-8")
+    with gzip.open(SPEC.parent / "features.jsonl.gz", "rt", encoding="utf-8") as lines:
+        labels = {row["index"]: row.get("label", "") for row in map(json.loads, lines)}
+    concepts = {one["name"]: one for one in json.loads(SPEC.read_text("utf-8"))["concepts"]}
+    assert tables
+    for table in tables:
+        rows = [row for row in table["rows"] if row["kind"] == "profile"]
+        for method, row in zip(concepts[table["concept"]]["methods"], rows, strict=True):
+            name = method if isinstance(method, str) else f"#{method[0]['index']} {labels[method[0]['index']]}"
+            assert name in row["name"]
+            assert f"| {row['name']} | {row['num_answers']} |" in page
 
 
 def test_the_shipped_spec_names_word_lists(tmp_path: Path) -> None:

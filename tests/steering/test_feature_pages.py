@@ -158,6 +158,19 @@ class TestPage:
         assert 'id="id_test_text"' not in page(client, CHANGE, measured.pk)
         page(client, "admin:steering_feature_test", measured.pk, status=403)
 
+    def test_features_of_a_text(self, admin, measured):
+        """What they are is tested with an engine, in tests/e2e/test_first_hour.py."""
+        asked = reverse("admin:steering_feature_text")
+        assert asked in admin.get(reverse("admin:steering_feature_changelist")).content.decode()
+        assert "This field is required." not in admin.get(asked).content.decode()
+        assert "This field is required." in admin.get(asked, {"sae": measured.sae_id, "text": " "}).content.decode()
+        told = admin.get(asked, {"sae": measured.sae_id, "text": NASTY}).content.decode()
+        assert "steering-note" in told, "this process has no engine"
+        assert NASTY not in told
+        client = staff("view_feature")
+        assert asked not in client.get(reverse("admin:steering_feature_changelist")).content.decode()
+        assert client.get(asked).status_code == 403
+
     def test_needs_permission(self, measured):
         client = staff("view_steeringprofile")
         for name in (CHANGE, "admin:steering_feature_lens"):

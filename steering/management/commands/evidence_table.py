@@ -1,4 +1,8 @@
-"""``manage.py evidence_table SPEC``: sweep the profiles of a list of concepts, and write one comparison table."""
+"""``manage.py evidence_table SPEC``: sweep methods of steering towards a list of concepts, and write one table of each.
+
+A concept of the spec has a word list, a system prompt with the same goal, and ``methods``: names of published profiles,
+or lists of edits in the form of `/api`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from core.commands import MillmCommand
+from inference.models import LanguageModel
 from jobs.commands import require_success, wait_for_end
 from steering.evaluation.evidence import EvidenceTable, evidence_table, tables_json, tables_markdown
 from steering.evaluation.params import (
@@ -23,8 +28,10 @@ from steering.evaluation.params import (
     judge_params,
     read_numbers,
 )
-from steering.evaluation.services import create_evaluation
+from steering.evaluation.runner import UnpublishedEdits
+from steering.evaluation.services import create_evaluation, inline_target
 from steering.models import Evaluation, ProfileVersion
+from steering.profiles.inline_edits import read_short_edits
 
 START, END = "<!-- tables: start -->", "<!-- tables: end -->"
 DEFAULTS = Texts()
@@ -32,8 +39,8 @@ DEFAULTS = Texts()
 
 class Command(MillmCommand):
     help = (
-        "Sweep the profiles of a list of concepts beside controls, and write a comparison table as Markdown and JSON. "
-        "Sweeps that were made with the same parameters before are used again."
+        "Sweep profiles and edits towards a list of concepts beside controls, and write a table of each as Markdown "
+        "and JSON. Sweeps that were made with the same parameters before are used again."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -64,11 +71,11 @@ class Command(MillmCommand):
 
     def _table(self, spec: dict[str, Any], concept: dict[str, Any], options: dict[str, Any]) -> EvidenceTable:
         evaluations = []
-        for place, name in enumerate(concept["profiles"]):
-            version = _latest(spec["model"], name)
-            system = concept["system_prompt"] if not place else ""  # asked once for all profiles of the concept
-            params = _params(version, spec["words"][concept["name"]], concept, system, options)
-            evaluations.append(_known_sweep(version, params) or self._sweep(params))
+        for place, method in enumerate(concept["methods"]):
+            target = _target(spec["model"], method)
+            system = concept["system_prompt"] if not place else ""  # asked once for all methods of the concept
+            params = _params(target, spec["words"][concept["name"]], concept, system, options)
+            evaluations.append(_known_sweep(target, params) or self._sweep(params))
         return evidence_table(concept["name"], evaluations)
 
     def _sweep(self, params: SweepParams) -> Evaluation:
@@ -82,7 +89,7 @@ def _read_spec(path: Path) -> dict[str, Any]:
     try:
         spec: dict[str, Any] = json.loads(path.read_text("utf-8"))
         words = json.loads((path.parent / spec["words"]).read_text("utf-8"))
-        concepts = [(one["name"], one["profiles"], one["system_prompt"]) for one in spec["concepts"]]
+        concepts = [(one["name"], one["methods"], one["system_prompt"]) for one in spec["concepts"]]
         if missing := [name for name, *_ in concepts if name not in words]:
             raise CommandError(f"{spec['words']} has no word list {missing[0]!r}.")
         return {"model": spec["model"], "concepts": spec["concepts"], "words": words}
@@ -91,7 +98,7 @@ def _read_spec(path: Path) -> dict[str, Any]:
 
 
 def _params(
-    version: ProfileVersion, words: list[str], concept: dict[str, Any], system: str, options: dict[str, Any]
+    target: int | UnpublishedEdits, words: list[str], concept: dict[str, Any], system: str, options: dict[str, Any]
 ) -> SweepParams:
     if not 1 <= options["num_prompts"] <= min(len(NEUTRAL_PROMPTS), MAX_PROMPTS):
         raise CommandError(f"--num-prompts must be between 1 and {len(NEUTRAL_PROMPTS)}.")
@@ -104,18 +111,24 @@ def _params(
     )
     controls = Controls(options["random_directions"], 1, system, off_target=True)
     judge = judge_params(options["judge"], concept.get("judged", concept["name"])) if options["judge"] else None
-    return SweepParams(version.pk, texts, read_numbers(options["strengths"]), tuple(words), controls, judge)
+    return SweepParams(target, texts, read_numbers(options["strengths"]), tuple(words), controls, judge)
 
 
-def _latest(model: str, name: str) -> ProfileVersion:
-    rows = ProfileVersion.objects.filter(profile__model__name=model, profile__name=name).order_by("-number")
+def _target(model_name: str, method: str | list[Any]) -> int | UnpublishedEdits:
+    """Return the latest version of a profile, or edits. Raise CommandError if it does not exist."""
+    model = LanguageModel.objects.filter(name=model_name).first()
+    if model is None:
+        raise CommandError(f"The model {model_name} does not exist.")
+    if not isinstance(method, str):
+        return inline_target(model=model, edits=read_short_edits(model, method))
+    rows = ProfileVersion.objects.filter(profile__model=model, profile__name=method).order_by("-number")
     if (row := rows.first()) is None:
-        raise CommandError(f"The model {model} has no published profile {name}.")
-    return row
+        raise CommandError(f"The model {model_name} has no published profile {method}.")
+    return row.pk
 
 
-def _known_sweep(version: ProfileVersion, params: SweepParams) -> Evaluation | None:
-    """Return the newest sweep of the version with these parameters."""
+def _known_sweep(target: int | UnpublishedEdits, params: SweepParams) -> Evaluation | None:
+    """Return the newest sweep of the version or edits with these parameters."""
     expected = json.loads(
         json.dumps(
             {
@@ -126,7 +139,12 @@ def _known_sweep(version: ProfileVersion, params: SweepParams) -> Evaluation | N
             }
         )
     )
-    for evaluation in version.evaluations.filter(kind=Evaluation.Kind.SWEEP).select_related("version__profile"):
+    sweeps = Evaluation.objects.filter(kind=Evaluation.Kind.SWEEP).select_related("version__profile")
+    if isinstance(target, UnpublishedEdits):
+        rows = sweeps.filter(model=target.model, version=None, profile=None, edits=target.edits)
+    else:
+        rows = sweeps.filter(version=target)
+    for evaluation in rows:
         found = evaluation.result
         factors = tuple(point["factor"] for point in found["points"][1:])
         if factors == params.factors and all(found.get(key) == value for key, value in expected.items()):
