@@ -34,7 +34,7 @@ def test_the_program_publishes_a_profile_that_the_request_uses(real_site: LiveSi
         env={**clean_environment(), "PYTHONPATH": str(CLIENT), "MILLM_API_KEY": key},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr
