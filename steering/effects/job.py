@@ -67,22 +67,24 @@ def run_effects(job: RunningJob) -> dict[str, Any]:
     live = live_features(sae)
     total, todo = live.count(), list(live.exclude(done).values_list("index", flat=True))
     num_done = num_before = total - len(todo)
-    with asyncio.Runner() as runner:
-        job.progress(num_done, total, "Generating unsteered texts")
-        probe = runner.run(_probe(sae, recipe))
-        lens = open_lens(sae, probe.model.vocab_size, job.log)
-        for first in range(0, len(todo), AT_ONCE):
-            job.progress(num_done, total, "Measuring features")
-            rows = list(sae.features.filter(index__in=todo[first : first + AT_ONCE]).order_by("index"))
-            for row in rows:
-                row.sae = sae
-            tokens = lens([row.index for row in rows])
-            features = [MeasuredFeature(feature_target(row), ids) for row, ids in zip(rows, tokens, strict=True)]
-            runner.run(get_registry().ready(sae.model.name))  # the model may have been unloaded since
-            results = runner.run(probe.measure(features))
-            store_effects(sae=sae, results=results, recipe=recipe_text(recipe), measured_at=timezone.now())
-            num_done += len(rows)
-    registered_saes.invalidate()  # edits of requests with the strength "auto" are cached there
+    try:
+        with asyncio.Runner() as runner:
+            job.progress(num_done, total, "Generating unsteered texts")
+            probe = runner.run(_probe(sae, recipe))
+            lens = open_lens(sae, probe.model.vocab_size, job.log)
+            for first in range(0, len(todo), AT_ONCE):
+                job.progress(num_done, total, "Measuring features")
+                rows = list(sae.features.filter(index__in=todo[first : first + AT_ONCE]).order_by("index"))
+                for row in rows:
+                    row.sae = sae
+                tokens = lens([row.index for row in rows])
+                features = [MeasuredFeature(feature_target(row), ids) for row, ids in zip(rows, tokens, strict=True)]
+                runner.run(get_registry().ready(sae.model.name))  # the model may have been unloaded since
+                results = runner.run(probe.measure(features))
+                store_effects(sae=sae, results=results, recipe=recipe_text(recipe), measured_at=timezone.now())
+                num_done += len(rows)
+    finally:
+        registered_saes.invalidate()  # edits of requests with the strength "auto" are cached there
     job.progress(num_done, total, "Measuring features")
     return {"sae": sae.pk, "measured": num_done - num_before, "skipped": sae.d_sae - num_done + num_before}
 
