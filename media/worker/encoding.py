@@ -5,7 +5,9 @@ Encoders under the GPL (x264, x265), which PyAV's wheels contain, are never used
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -134,11 +136,25 @@ def write_video(frames: Iterable[npt.NDArray[np.uint8]], path: Path, fps: float,
         settings = {"preset": "8", "crf": "30", "svtav1-params": "lp=2"} if codec == "libsvtav1" else {"qscale": "3"}
         stream: Any = container.add_stream(codec, rate=Fraction(fps).limit_denominator(1_001), options=settings)
         stream.width, stream.height, stream.pix_fmt = width, height, pixel_format
+        stream.codec_context.open(strict=False)
+        _leave_real_time()
         for frame in _chain(first, iterator):
             for packet in stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")):
                 container.mux(packet)
         for packet in stream.encode(None):
             container.mux(packet)
+
+
+def _leave_real_time() -> None:
+    """Return all threads of this process to the ordinary scheduler.
+
+    As root, the AV1 encoder (SVT-AV1 4.1) moves them to SCHED_FIFO with the highest priority when it is opened. They,
+    and every process started from them, would then leave the rest of the machine a twentieth of the processor.
+    """
+    for thread in Path("/proc/self/task").glob("*"):  # empty where there is no Linux
+        with contextlib.suppress(ProcessLookupError):
+            if os.sched_getscheduler(int(thread.name)) in (os.SCHED_FIFO, os.SCHED_RR):
+                os.sched_setscheduler(int(thread.name), os.SCHED_OTHER, os.sched_param(0))
 
 
 class _Sink(io.RawIOBase):

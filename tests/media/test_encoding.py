@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 from typing import Any, get_args
 
@@ -98,6 +99,7 @@ def test_videos(tmp_path: Path, video_format: VideoFormat, codec: str, fps: int)
     frames = [np.full((64, 96, 3), 10 * number, dtype=np.uint8) for number in range(17)]
     file = tmp_path / f"video.{video_format}"
     write_video(iter(frames), file, fps, video_format)
+    assert {os.sched_getscheduler(int(thread)) for thread in os.listdir("/proc/self/task")} == {os.SCHED_OTHER}
     with av.open(str(file)) as container:
         stream: Any = container.streams.video[0]
         assert video_format in container.format.name
