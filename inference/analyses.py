@@ -73,7 +73,8 @@ class AttributionRequest(_OfResiduals):
     ``residual`` ``[tokens, d]`` float32: what the SAE reads. ``inputs``: the inputs of the layers after the site, in
     order, and last the output of the final layer, likewise. The gradient of the metric flows back through these layers,
     each recomputed from its captured input; its output is compared with the next input, except for the
-    ``steered_layers``, whose outputs are changed by steering. Steering counts as a constant.
+    ``steered_layers``, whose outputs are changed by steering. Steering counts as a constant. The SAE does not read the
+    ``skipped_places``, at which the whole residual counts as its error.
 
     The metric of token ``t`` with logits ``z``: ``logit`` is ``z[t] - mean(z)``, or ``z[t] - z[contrast]``;
     ``logprob`` is ``log softmax(z)[t]``, or its difference to that of ``contrast``, which is the same as with logits.
@@ -90,6 +91,7 @@ class AttributionRequest(_OfResiduals):
     metric: Metric = "logit"
     max_nodes: int = MAX_NODES
     steered_layers: frozenset[int] = frozenset()
+    skipped_places: frozenset[int] = frozenset()
     index: int = 0
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from django.http.response import HttpResponseBase
+from numpy.typing import NDArray
 
 from inference.analyses import MAX_TOKENS, attribution_sites
 from inference.analyses import AttributionRequest as EngineRequest
@@ -25,6 +28,7 @@ from openai_api.http.call import Call
 from openai_api.http.endpoint import json_response
 from openai_api.http.errors import invalid
 from steering.sae_registry.loaded_sae import LoadedSAE
+from steering.spec.edit import SINK_FACTOR
 
 RESIDUAL = ("resid_pre", "resid_post")
 
@@ -58,25 +62,24 @@ async def attribution(call: Call, request: AttributionRequest, target: Target, t
     token = question.token
     if token is None:
         token = await _most_likely(call, target, captured)
-    event = await analyse(
-        call,
-        EngineRequest(
-            request_id=f"{call.id}/attribution",
-            model=target.model.record.name,
-            token_ids=text.ids[: question.position + 1],
-            residual=captured.residuals[0],
-            inputs=captured.residuals[1:],
-            reader=sae.ref,
-            target=token,
-            contrast=question.contrast,
-            metric=request.metric or "logit",
-            max_nodes=request.max_nodes or DEFAULT_NODES,
-            steered_layers=steered,
-        ),
-        AttributionEvent,
+    ids = text.ids[: question.position + 1]
+    asked = EngineRequest(
+        request_id=f"{call.id}/attribution",
+        model=target.model.record.name,
+        token_ids=ids,
+        residual=captured.residuals[0],
+        inputs=captured.residuals[1:],
+        reader=sae.ref,
+        target=token,
+        contrast=question.contrast,
+        metric=request.metric or "logit",
+        max_nodes=request.max_nodes or DEFAULT_NODES,
+        steered_layers=steered,
+        skipped_places=_skipped_places(target, ids, captured.residuals[0]),
     )
+    event = await analyse(call, asked, AttributionEvent)
     labels = await get_backend().features().labels(sae.pk, set(event.features.tolist()))
-    return await _body(request, target, text, sae, question, token, event, labels, captured)
+    return await _body(target, sae, question, asked, event, labels, captured)
 
 
 def _num_layers(target: Target) -> int:
@@ -136,6 +139,15 @@ async def _most_likely(call: Call, target: Target, captured: CapturedText) -> in
     return int((await analyse(call, lens, LensEvent)).tokens[0, 0])
 
 
+def _skipped_places(target: Target, ids: Sequence[int], residual: NDArray[np.float32]) -> frozenset[int]:
+    """Return the places that SAEs are not trained on: special tokens, the first token, and attention sinks."""
+    special = target.model.text.special_token_ids
+    ordinary = [place for place, token_id in enumerate(ids) if place and token_id not in special]
+    norms = np.linalg.norm(residual, axis=1)
+    limit = SINK_FACTOR * np.median(norms[ordinary]) if ordinary else 0.0
+    return frozenset(range(len(ids))) - {place for place in ordinary if norms[place] <= limit}
+
+
 def _steered_layers(captured: CapturedText, site: Site) -> frozenset[int]:
     """Return the layers whose output steering changed on the way to the next input.
 
@@ -155,17 +167,15 @@ def _steered_layers(captured: CapturedText, site: Site) -> frozenset[int]:
 
 
 async def _body(
-    request: AttributionRequest,
     target: Target,
-    text: TokenText,
     sae: LoadedSAE,
     question: _Question,
-    token: int,
+    asked: EngineRequest,
     event: AttributionEvent,
     labels: dict[int, str],
     captured: CapturedText,
 ) -> AttributionBody:
-    ids = list(text.ids[: question.position + 1])
+    ids = list(asked.token_ids)
     words = await off_loop(lambda: place_text(target, ids), size=len(ids))
     body: AttributionBody = {
         "object": "attribution",
@@ -173,12 +183,12 @@ async def _body(
         "sae": sae.name,
         "layer": sae.site.layer,
         "site": sae.site.kind,
-        "metric": request.metric or "logit",
+        "metric": asked.metric,
         "value": event.metric,
         "position": question.position,
         "token_ids": ids,
         "tokens": words,
-        "target": _target(target, token, event),
+        "target": _target(target, asked.target, event),
         "contrast": None if question.contrast is None else _target(target, question.contrast, None),
         "features": [
             {
@@ -199,6 +209,7 @@ async def _body(
         "other": {"count": event.num_active - len(event.features), "attribution": event.other},
         "errors": event.errors.tolist(),
         "biases": event.biases.tolist(),
+        "skipped_positions": sorted(asked.skipped_places),
         "total": event.total,
         "usage": usage_body(captured.stats.usage),
     }

@@ -186,7 +186,8 @@ class AttributionBody(TypedDict):
     """All attributions, ``other``, ``errors`` and ``biases`` add up to ``total``.
 
     ``errors`` (the part of the residual that the SAE does not reconstruct) and ``biases`` (its decoder bias) have an
-    entry for each token up to ``position``. ``value`` is the metric itself.
+    entry for each token up to ``position``. At the ``skipped_positions`` (special tokens, the first token, attention
+    sinks), which SAEs are not trained on, the whole residual is its error. ``value`` is the metric itself.
     """
 
     object: Literal["attribution"]
@@ -205,6 +206,7 @@ class AttributionBody(TypedDict):
     other: OtherNodesBody
     errors: list[float]
     biases: list[float]
+    skipped_positions: list[int]
     total: float
     usage: UsageBody
     millm: NotRequired[MillmBody]

@@ -183,6 +183,21 @@ def test_attributions_errors_and_biases_add_up(loaded):
     assert float(up - down) / 2e-2 == pytest.approx(event.total, rel=5e-2, abs=1e-2)
 
 
+def test_the_whole_residual_of_skipped_places_is_error(loaded):
+    harness = EngineHarness(loaded)
+    whole = attribute(harness, question(harness, max_nodes=5000))
+    event = attribute(harness, question(harness, max_nodes=5000, skipped_places=frozenset({0, 5})))
+    values, before = (dense(one, one.attributions) for one in (event, whole))
+    assert not values[[0, 5]].any()
+    rest = [place for place in range(len(IDS)) if place not in {0, 5}]
+    np.testing.assert_allclose(values[rest], before[rest], rtol=1e-6)
+    np.testing.assert_allclose(event.errors[rest], whole.errors[rest], rtol=1e-6)
+    parts = before.sum(1) + whole.errors + whole.biases
+    np.testing.assert_allclose(event.errors[[0, 5]], parts[[0, 5]], rtol=1e-4)
+    assert not event.biases[[0, 5]].any()
+    assert event.total == pytest.approx(whole.total)
+
+
 @pytest.mark.parametrize(("dtype", "weights"), [("bfloat16", "native"), ("float32", "int8")])
 def test_other_weights(tmp_path, dtype, weights):
     """Gradients in 16 bits are rougher; those of int8 weights are the gradients of what these weights compute."""

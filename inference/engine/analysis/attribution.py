@@ -63,7 +63,7 @@ def run_attribution(stack: LayerStack, request: AttributionRequest) -> Generator
         if layer not in request.steered_layers:
             difference = max(difference, _difference(layer, output, following))
         yield
-    nodes = _Nodes(request.max_nodes)
+    nodes = _Nodes(request.max_nodes, request.skipped_places)
     residual = torch.from_numpy(request.residual).to(stack.device)
     reader = loaded(request.reader)
     at_once = max(1, MAX_ENCODED // reader.d_sae)
@@ -146,8 +146,9 @@ def _difference(layer: int, output: Tensor, captured: Tensor) -> float:
 class _Nodes:
     """The strongest nodes so far, and sums over all."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, skipped: frozenset[int]) -> None:
         self._most = most
+        self._skipped = skipped
         self._kept: list[Tensor] = []  # [4, n] float64: place, feature, activation, attribution
         self._num_active = 0
         self._sum = 0.0
@@ -157,22 +158,24 @@ class _Nodes:
 
     def add(self, start: int, x: Tensor, gradient: Tensor, reader: FeatureDecoder) -> None:
         """Add the tokens ``[n, d]`` from ``start`` on."""
+        places = range(start, start + len(x))
+        is_read = torch.tensor([place not in self._skipped for place in places], device=x.device).unsqueeze(-1)
         with torch.no_grad():
-            a = reader.encode(x).float()
+            a = reader.encode(x).float() * is_read
         with torch.enable_grad():
             leaf = a.clone().requires_grad_()
             decoded = reader.decode(leaf, x)
             (slope,) = torch.autograd.grad((decoded * gradient).sum(), leaf)
         attributions = a.double() * slope.double()
-        decoded, wide = decoded.detach().double(), gradient.double()
+        decoded, wide = decoded.detach().double() * is_read, gradient.double()
         self._errors.append(((x.double() - decoded) * wide).sum(-1))
-        self._biases.append((reader.decode(torch.zeros_like(a), x).double() * wide).sum(-1))
+        self._biases.append((reader.decode(torch.zeros_like(a), x).double() * is_read * wide).sum(-1))
         self._total += float((x.double() * wide).sum())
-        places, features = a.nonzero(as_tuple=True)
-        chosen = attributions[places, features]
-        self._num_active += len(places)
+        rows, features = a.nonzero(as_tuple=True)
+        chosen = attributions[rows, features]
+        self._num_active += len(rows)
         self._sum += float(chosen.sum())
-        found = torch.stack([(places + start).double(), features.double(), a[places, features].double(), chosen])
+        found = torch.stack([(rows + start).double(), features.double(), a[rows, features].double(), chosen])
         self._kept = [self._strongest(torch.cat([*self._kept, found.cpu()], dim=1))]
 
     def _strongest(self, found: Tensor) -> Tensor:
