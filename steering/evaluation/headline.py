@@ -19,6 +19,7 @@ from steering.errors import InvalidProfileError
 from steering.evaluation.arms import Bench
 from steering.evaluation.measures import figure, to_columns
 from steering.evaluation.params import Texts
+from steering.evaluation.recommendation import verdict
 from steering.evaluation.runner import UNSTEERED, EvaluatedVersion, EvaluationRunner, Speaker
 from steering.models import Evaluation, HeadlineKL, ProfileVersion, SteeringProfile
 from steering.profiles.draft_checks import usable_edits
@@ -106,7 +107,7 @@ def _proposal(found: dict[str, Any] | None) -> str | None:
     """Describe a sweep's recommendation; sweeps of earlier versions have none."""
     if found is None:
         return None
-    return f"{found['factor']:g} × the strength" if found["is_found"] else "no strength qualifies"
+    return verdict(found).removeprefix("Recommended: ")
 
 
 def find_headlines(model: LanguageModel, fingerprints: Collection[str]) -> dict[str, HeadlineKL]:

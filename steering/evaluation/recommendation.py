@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from steering.evaluation.arms import Point
 from steering.evaluation.intervals import Estimate
@@ -89,6 +90,16 @@ def recommend(points: Sequence[Point], params: SweepParams) -> Recommendation:
         value=None if value is None else value.to_json(),
         gain=None if gain is None else gain.to_json(),
     )
+
+
+def verdict(found: Mapping[str, Any]) -> str:
+    """Return the headline of a stored recommendation: a strength, or why there is none."""
+    if not found["is_found"]:
+        return "No strength qualifies"
+    _, low, high = found.get("gain") or (None, None, None)
+    if low is not None and high is not None and low <= 0 <= high:
+        return "No effect is shown"
+    return f"Recommended: {found['factor']:g} × the strength"
 
 
 def _effect(points: Sequence[Point], params: SweepParams) -> str:

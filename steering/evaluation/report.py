@@ -19,6 +19,7 @@ from steering.errors import EvaluationError
 from steering.evaluation.arms import figures, intervals_of
 from steering.evaluation.measures import from_columns
 from steering.evaluation.plot import Mark, Plot, number_text, png
+from steering.evaluation.recommendation import verdict
 from steering.evaluation.word_diff import word_diff
 from steering.models import Evaluation
 
@@ -220,6 +221,7 @@ def _sweep_context(result: Mapping[str, Any]) -> dict[str, Any]:
     if points and not any(point["is_chosen"] for point in points):
         points[0]["is_chosen"] = True
     return {
+        "verdict": verdict(found) if found else "",
         "table": _summary_table(result),
         "plots": [svg for plot in _sweep_plots(result) if (svg := plot.svg())],
         "points": points,

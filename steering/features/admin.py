@@ -37,7 +37,7 @@ from steering.features.neighbours import find_cofiring, find_neighbours
 from steering.features.ranked_search import FeatureSearch, MeaningMatches, match_meaning
 from steering.features.search import IN_ORDER, FeatureQuerySet
 from steering.features.services import label_feature, steer_with_feature
-from steering.features.tested_text import activations_on, strongest_on
+from steering.features.tested_text import activations_on, features_on
 from steering.models import SAE, Feature, FeatureEffect
 from steering.profiles.snapshot import source_of
 
@@ -169,7 +169,7 @@ class LabelledFilter(admin.SimpleListFilter):
 
 STEERS_WELL = 0.05
 NUM_NEIGHBOURS = 10
-NUM_STRONGEST = 20
+NUM_OF_TEXT = 20
 TEST_PERMISSION = "console.use_playground"
 MAX_LISTED = 100_000
 _MAX_BY_MEANING = 200
@@ -353,14 +353,14 @@ class FeatureAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
         return super().changelist_view(request, {"may_test": may_test, **(extra_context or {})})
 
     def text_view(self, request: HttpRequest) -> HttpResponse:
-        """Show the features with the largest activations on a text, computed in the engine."""
+        """Show the features that distinguish a text, computed in the engine."""
         if not (self.has_view_permission(request) and request.user.has_perm(TEST_PERMISSION)):
             raise PermissionDenied
         form = TextForm(request.GET if "text" in request.GET else None)
         context: dict[str, Any] = {**self.admin_site.each_context(request), "opts": self.opts, "form": form}
         if form.is_bound and form.is_valid():
             try:
-                found = strongest_on(form.cleaned_data["sae"], form.cleaned_data["text"], NUM_STRONGEST)
+                found = features_on(form.cleaned_data["sae"], form.cleaned_data["text"], NUM_OF_TEXT)
             except MillmError as error:
                 context["problem"] = error.message
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,10 +17,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_TOKENS = 512
+_RARE = 1e-4
+_LARGE_FIELDS = ("examples", "example_bands", "traffic_examples", "histogram")
 
 
 @dataclass(frozen=True, slots=True)
-class StrongFeature:
+class ActiveFeature:
     """A feature that is active on a text: its largest activation, and the text's ``tokens`` with their ``values``."""
 
     feature: Feature
@@ -29,6 +32,16 @@ class StrongFeature:
     @property
     def largest(self) -> float:
         return max(self.values)
+
+    @property
+    def distinction(self) -> float:
+        """How much the feature distinguishes the text; features of unknown density count as rare."""
+        density = self.feature.density or _RARE
+        return min(self.share_of_max or 1.0, 1.0) * math.log(1 / min(density, 1.0))
+
+    def order(self) -> tuple[float, float, int]:
+        """Return the key that sorts the most distinctive feature first."""
+        return -self.distinction, -self.largest, self.feature.index
 
     @property
     def share_of_max(self) -> float | None:
@@ -46,23 +59,21 @@ def activations_on(feature: Feature, text: str) -> dict[str, Any]:
     return {"tokens": tokens, "values": [] if values is None else values[:, 0].tolist()}
 
 
-def strongest_on(sae: SAE, text: str, limit: int) -> list[StrongFeature]:
-    """Return the features with the largest activations on a text, the largest first.
+def features_on(sae: SAE, text: str, limit: int) -> list[ActiveFeature]:
+    """Return the features that distinguish a text, the most distinctive first.
 
-    Special tokens and attention sinks do not count. Loads the model and the SAE if necessary. Raise MillmError: errors
-    of loading and of the engine.
+    That is the largest activation on the text, as a share of the feature's maximum where that is known, times ``ln(1 /
+    density)``: active as strongly as the feature gets, and rare elsewhere. Special tokens and attention sinks do not
+    count. Loads the model and the SAE if necessary. Raise MillmError: errors of loading and of the engine.
     """
     tokens, values = _read(sae, text, lambda encoded: encoded)
     if values is None:
         return []
     largest = values.amax(0)
-    best = largest.topk(min(limit, len(largest))).indices.tolist()
-    rows = {row.index: row for row in sae.features.filter(index__in=best).select_related("sae")}
-    return [
-        StrongFeature(rows[index], tokens, values[:, index].tolist())
-        for index in best
-        if index in rows and largest[index] > 0
-    ]
+    active = largest.nonzero().flatten().tolist()
+    rows = sae.features.filter(index__in=active).select_related("sae").defer(*_LARGE_FIELDS)
+    found = [ActiveFeature(row, tokens, values[:, row.index].tolist()) for row in rows]
+    return sorted(found, key=ActiveFeature.order)[:limit]
 
 
 def _read(sae: SAE, text: str, part: Callable[[Tensor], Tensor]) -> tuple[list[str], Tensor | None]:

@@ -23,6 +23,7 @@ from jobs.models import Job
 from steering import services
 from steering.evaluation.headline import RECIPE, headline_key
 from steering.evaluation.plot import Plot
+from steering.evaluation.recommendation import verdict
 from steering.evaluation.report import pooled_controls, report_csv, report_html, report_json, report_page
 from steering.models import Evaluation, HeadlineKL, ProfileVersion, SteeringProfile
 from steering.spec.parsing import parse_edits
@@ -458,6 +459,19 @@ def full_sweep() -> dict[str, Any]:
         off_target={**off_target, "num_questions": 64, "rows": []},
         judge={"model": EVIL, "concept": EVIL},
     )
+
+
+def test_a_recommendation_needs_an_effect(version: ProfileVersion) -> None:
+    found = {"is_found": True, "factor": 0.5, "gain": [0.2, 0.1, 0.3]}
+    assert verdict(found) == "Recommended: 0.5 × the strength"
+    assert verdict({**found, "gain": [0.2, -0.1, 0.3]}) == "No effect is shown"
+    assert verdict({**found, "is_found": False}) == "No strength qualifies"
+    result = full_sweep()
+    result["recommendation"] |= {"gain": [0.0, 0.0, 0.0]}
+    text = report_html(Evaluation(kind="sweep", version=version, result=result))
+    assert "<strong>No effect is shown.</strong>" in text
+    assert 'class="recommendation is-open"' in text
+    assert "Recommended:" not in text
 
 
 def test_a_sweep_recommends_and_shows_its_controls(version: ProfileVersion) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
@@ -18,6 +19,7 @@ from steering.effects.store import store_effects
 from steering.errors import InvalidProfileError
 from steering.features.drawing import example_rows, histogram_picture
 from steering.features.services import steer_with_feature
+from steering.features.tested_text import ActiveFeature
 from steering.models import Feature, SteeringProfile
 from steering.profiles.compilation import get_compiler
 from steering.profiles.drafts import draft_edits
@@ -157,6 +159,17 @@ class TestPage:
         client = staff("view_feature")
         assert 'id="id_test_text"' not in page(client, CHANGE, measured.pk)
         page(client, "admin:steering_feature_test", measured.pk, status=403)
+
+    def test_features_of_a_text_are_sorted_by_distinction(self, sae):
+        def active(index: int, largest: float, density: float | None, maximum: float | None) -> ActiveFeature:
+            row = Feature(sae=sae, index=index, density=density, max_activation=maximum)
+            return ActiveFeature(row, ["a", "b"], [0.0, largest])
+
+        dense, weak = active(1, 60.0, 0.4, 90.0), active(2, 30.0, 0.001, 100.0)
+        own, unknown = active(3, 20.0, 0.001, 22.0), active(4, 9.0, None, None)
+        found = sorted([dense, weak, own, unknown], key=ActiveFeature.order)
+        assert [one.feature.index for one in found] == [4, 3, 2, 1]
+        assert own.distinction == pytest.approx(20 / 22 * math.log(1000))
 
     def test_features_of_a_text(self, admin, measured):
         """What they are is tested with an engine, in tests/e2e/test_first_hour.py."""
