@@ -16,7 +16,10 @@ from django.conf import settings
 from django.db import connection
 from pytest_django.fixtures import Settings
 
+from core.runtime import runtime
 from millm_site.env import DEMO_DIR
+from openai_api.apps import stop_log_writer
+from openai_api.request_log.writer import LOG_WRITER, LogWriter
 from tests import database, live
 from tests.database import Content
 
@@ -113,6 +116,20 @@ def django_db_setup(django_db_setup: None, django_db_blocker: pytest_django.Djan
     yield
     with django_db_blocker.unblock():
         database.end_other_connections()
+
+
+@pytest.fixture(autouse=True)
+def _request_log(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Stop the thread that writes the request log, which writes outside of a test's transaction.
+
+    Its rows are deleted only after transactional tests. Elsewhere they would stay for all tests that follow.
+    """
+    yield
+    if isinstance(runtime.find(LOG_WRITER), LogWriter):
+        stop_log_writer()
+        marker = request.node.get_closest_marker("django_db")
+        if marker is None or not marker.kwargs.get("transaction"):
+            pytest.fail("The test wrote to the request log. Mark it with django_db(transaction=True).")
 
 
 @pytest.fixture(autouse=True)
