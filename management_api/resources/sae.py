@@ -51,6 +51,7 @@ from steering.training.services import DEFAULT_ACTIVATIONS, TrainingOrder, reque
 CHANGE = "steering.change_sae"
 MAX_LAYER = 10_000
 MAX_PROMPT_CHARS = 2_000
+MAX_SELECTED = 10_000
 DEFAULT_RECIPE = EffectRecipe()
 TRAINING = TrainingRecipe(features=32)
 _RECIPE = ("features", "k", "activation", "tokens", "batch", "learning_rate", "seed")
@@ -138,6 +139,12 @@ class EffectsInput(StrictInput):
         min_length=1,
         max_length=MAX_TEXTS,
         default=list(DEFAULT_RECIPE.prompts),
+    )
+    features = serializers.ListField(
+        child=Integer(min_value=0, max_value=2**31 - 1),
+        max_length=MAX_SELECTED,
+        default=list,
+        help_text="Indices of the features to measure; empty: all live features.",
     )
     replaces = Flag(default=False, help_text="Measure features again that have an effect of the same recipe.")
 
@@ -273,12 +280,13 @@ class SAEs(UploadResource):
     @described(request=EffectsInput, responses={202: JobOut})
     @action(detail=True, methods=["post"])
     def effects(self, request: Request, pk: str) -> Response:
-        """Start a job that measures the effect of every live feature on the model's output: the strength that moves it
-        by the target, the output score, fluency and samples. Read them at `/api/features/{id}/effect`."""
+        """Start a job that measures the effects of features on the model's output: the strength that moves it by the
+        target, the output score, fluency and samples. Read them at `/api/features/{id}/effect`."""
         sae, data = self.get_object(), self.read(EffectsInput)
-        replaces = data.pop("replaces")
+        replaces, features = data.pop("replaces"), data.pop("features")
         recipe = EffectRecipe(**{**data, "prompts": tuple(data["prompts"])})
-        return job_started(request_effects(sae=sae, recipe=recipe, replaces=replaces, owner=self.user))
+        job = request_effects(sae=sae, recipe=recipe, features=features, replaces=replaces, owner=self.user)
+        return job_started(job)
 
     @described(request=InterpretInput, responses={202: JobOut})
     @action(detail=True, methods=["post"])

@@ -1,9 +1,9 @@
-"""The job that measures the effect of every live feature of an SAE."""
+"""The job that measures the effects of an SAE's features."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from django.contrib.auth.models import User
@@ -20,7 +20,7 @@ from jobs.services import enqueue_job
 from steering.effects.probe import AT_ONCE, EffectProbe, MeasuredFeature
 from steering.effects.recipe import NUM_LENS_TOKENS, EffectRecipe
 from steering.effects.store import recipe_text, store_effects
-from steering.errors import SAENotMeasuredError
+from steering.errors import EvaluationError, SAENotMeasuredError
 from steering.features.search import FeatureQuerySet
 from steering.models import SAE, Feature
 from steering.profiles.compilation import get_compiler
@@ -35,17 +35,28 @@ Lens = Callable[[Sequence[int]], list[tuple[int, ...]]]
 
 
 def request_effects(
-    *, sae: SAE, recipe: EffectRecipe | None = None, replaces: bool = False, owner: User | None = None
+    *,
+    sae: SAE,
+    recipe: EffectRecipe | None = None,
+    features: Collection[int] = (),
+    replaces: bool = False,
+    owner: User | None = None,
 ) -> Job:
-    """Queue the measurement. With ``replaces``, features that have an effect of the same recipe are measured again.
+    """Queue the measurement of ``features``, by default of all live features. With ``replaces``, features that have an
+    effect of the same recipe are measured again.
 
-    Raise SAENotMeasuredError if the mean residual norm at the SAE's site is unknown.
+    Raise SAENotMeasuredError if the mean residual norm at the SAE's site is unknown, and EvaluationError if the SAE
+    does not have one of the features, or if it is dead.
     """
     if not sae.reference_norm:
         raise SAENotMeasuredError(
             f"The mean residual norm of `{sae.name}` is unknown, so strengths cannot be capped. Measure the SAE first."
         )
-    params = {"sae": sae.pk, "recipe": (recipe or EffectRecipe()).to_json(), "replaces": replaces}
+    live = live_features(sae).filter(index__in=features).values_list("index", flat=True)
+    if unusable := set(features) - set(live):
+        raise EvaluationError(f"Feature {min(unusable)} of `{sae.name}` does not exist or is dead.", param="features")
+    params: dict[str, Any] = {"sae": sae.pk, "recipe": (recipe or EffectRecipe()).to_json(), "replaces": replaces}
+    params["features"] = sorted(live)
     return enqueue_job(kind="steering.effects", params=params, owner=owner, title=f"Measure effects of {sae}")
 
 
@@ -57,7 +68,7 @@ def live_features(sae: SAE) -> FeatureQuerySet:
 
 
 def run_effects(job: RunningJob) -> dict[str, Any]:
-    """Measure all live features, a batch at a time. Results are stored as they come, so a run resumes after a crash."""
+    """Measure the job's features, a batch at a time. Results are stored as they come, so a run resumes."""
     sae = SAE.objects.select_related("model").get(pk=job.params["sae"])
     recipe = EffectRecipe.from_json(job.params["recipe"])
     started = _started(job)
@@ -65,6 +76,8 @@ def run_effects(job: RunningJob) -> dict[str, Any]:
     if job.params["replaces"]:
         done &= Q(effect__measured_at__gte=started)
     live = live_features(sae)
+    if selected := job.params.get("features"):  # jobs of earlier versions have none
+        live = live.filter(index__in=selected)
     total, todo = live.count(), list(live.exclude(done).values_list("index", flat=True))
     num_done = num_before = total - len(todo)
     try:
@@ -86,7 +99,8 @@ def run_effects(job: RunningJob) -> dict[str, Any]:
     finally:
         registered_saes.invalidate()  # edits of requests with the strength "auto" are cached there
     job.progress(num_done, total, "Measuring features")
-    return {"sae": sae.pk, "measured": num_done - num_before, "skipped": sae.d_sae - num_done + num_before}
+    measured = num_done - num_before
+    return {"sae": sae.pk, "measured": measured, "skipped": (len(selected) if selected else sae.d_sae) - measured}
 
 
 def _started(job: RunningJob) -> Any:

@@ -265,6 +265,11 @@ class TestSAEs:
         response = researcher_api.post(f"saes/{sae.pk}/effects", {"target": 0.2, "prompts": ["Tell me a story."]})
         assert (response.status_code, response.json()["kind"]) == (202, "steering.effects")
         assert Job.objects.get().params["recipe"]["target"] == 0.2
+        assert researcher_api.post(f"saes/{sae.pk}/effects", {"features": [1, 0]}).status_code == 202
+        assert Job.objects.latest("created_at").params["features"] == [0, 1]
+        for wrong, param in (([10**6], "features"), ([0, -1], "features[1]"), ("x", "features")):
+            refused = researcher_api.post(f"saes/{sae.pk}/effects", {"features": wrong})
+            assert (refused.status_code, refusal(refused)[2]) == (400, param), wrong
         assert refusal(researcher_api.post(f"saes/{sae.pk}/effects", {"target": 0})) == (400, "invalid_value", "target")
         assert refusal(researcher_api.post(f"saes/{other_sae.pk}/effects", {}))[:2] == (409, "sae_not_measured")
         feature = sae.features.get(index=0)

@@ -216,6 +216,14 @@ class TestRequest:
         assert (job.kind, job.params["recipe"]["max_tokens"]) == ("steering.effects", 6)
         assert EffectRecipe.from_json(job.params["recipe"]) == QUICK
 
+    def test_selected_features(self, sae):
+        sae.features.filter(index=3).update(density=0)
+        assert request_effects(sae=sae, features=[7, 5, 7]).params["features"] == [5, 7]
+        for wrong, index in (([5, 40], 40), ([3, 5], 3), ([-1], -1)):
+            with pytest.raises(EvaluationError, match=f"Feature {index} of `{sae.name}` does not exist") as refused:
+                request_effects(sae=sae, features=wrong)
+            assert refused.value.param == "features"
+
     def test_dead_features_are_left_out(self, sae):
         sae.features.filter(index=3).update(density=0)
         sae.features.filter(index=4).update(decoder_norm=0)
@@ -270,7 +278,8 @@ class TestInTheEngine:
         monkeypatch.setattr(effects_probe, "NUM_UNSTEERED", 1)
         with asyncio.Runner() as runner:
             probe = self.probe(demo, runner)
-            features = self.features(demo, probe, 5, 710)
+            active = max(range(demo.d_sae), key=probe.activations.__getitem__)  # whatever the model answers here
+            features = self.features(demo, probe, 5, 710, active)
             results = runner.run(probe.measure(features))
         module = AutoModelForCausalLM.from_pretrained(ARTIFACTS / "model", attn_implementation="eager").float().eval()
         weights, skipped = get_compiler().sae(source_of(demo)), probe.model.text.special_token_ids
@@ -291,14 +300,14 @@ class TestInTheEngine:
                 handle.remove()
 
         def mean_activation(feature, text):
-            """Return the mean over the tokens of an answer that were run: all but the last one."""
-            prompt, answer = probe.texts[0].prompt, probe.model.text.encode(text)
+            """Return the mean over the tokens of an answer."""
+            prompt, answer = probe.texts[0].prompt, probe.model.text.encode_plain(text)
             with torch.no_grad():
-                hidden = module(torch.tensor([[*prompt, *answer[:-1]]]), output_hidden_states=True).hidden_states
+                hidden = module(torch.tensor([[*prompt, *answer]]), output_hidden_states=True).hidden_states
                 seen = weights.encode(hidden[demo.layer + 1][0, len(prompt) :])[:, feature.index]
             return float(seen.mean()) / feature.scales.max_activation
 
-        assert max(result.steered_activation for result in results) > 0
+        assert max(result.base_activation for result in results) > 0
         for feature, result in zip(features, results, strict=True):
             (sample,) = result.samples
             for text, got in ((sample.before, result.base_activation), (sample.after, result.steered_activation)):
@@ -345,4 +354,6 @@ class TestInTheEngine:
         assert job.told[-1][:2] == (20, 20)
         assert not job.lines
         assert run_effects(CheckpointedJob(params))["measured"] == 0
+        selected = {**params, "features": [700, 719], "replaces": True}
+        assert run_effects(CheckpointedJob(selected)) == {"sae": demo.pk, "measured": 2, "skipped": 0}
         assert all(row.samples[0]["before"] for row in FeatureEffect.objects.all())

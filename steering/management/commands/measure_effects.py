@@ -1,4 +1,4 @@
-"""``manage.py measure_effects SAE``: queue a job that measures the effect of every live feature, and wait for it."""
+"""``manage.py measure_effects SAE``: queue a job that measures the effects of features, and wait for it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ DEFAULTS = EffectRecipe()
 
 class Command(MillmCommand):
     help = (
-        "Measure the effect of every live feature of an SAE on the model's output: the strength that moves "
-        "it by a fixed KL, whether the answers then activate the feature, the output score, the fluency and "
-        "samples. The running server does this in a job."
+        "Measure the effect of every live feature of an SAE, or of some features, on the model's output: the strength "
+        "that moves it by a fixed KL, whether the answers then activate the feature, the output score, the fluency "
+        "and samples. The running server does this in a job."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -29,6 +29,9 @@ class Command(MillmCommand):
         parser.add_argument("--push-cap", type=float, default=DEFAULTS.push_cap, help="cap on the relative size")
         parser.add_argument(
             "--prompt", action="append", dest="prompts", help="repeatable; replaces the default prompts"
+        )
+        parser.add_argument(
+            "--features", nargs="+", type=int, default=(), metavar="INDEX", help="measure only these features"
         )
         parser.add_argument("--replace", action="store_true", help="measure features again that have an effect")
         parser.add_argument("--no-wait", action="store_true", help="only enqueue the job")
@@ -39,7 +42,7 @@ class Command(MillmCommand):
             raise CommandError(f"The SAE {options['sae']} does not exist; register it with add_sae first.")
         prompts = DEFAULTS.prompts if options["prompts"] is None else tuple(options["prompts"])
         recipe = EffectRecipe(target=options["target"], push_cap=options["push_cap"], prompts=prompts)
-        job = request_effects(sae=sae, recipe=recipe, replaces=options["replace"])
+        job = request_effects(sae=sae, recipe=recipe, features=options["features"], replaces=options["replace"])
         self.stdout.write(f'Queued job {job.pk} ("{job}").')
         if options["no_wait"]:
             return
