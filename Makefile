@@ -10,6 +10,7 @@
 #   make clients  install those clients in .venv-clients/, each group with its own pins; then `make test` has them too
 #   make check    format, lint, types, import contracts, migrations, deployment check, docs
 #   make bench    benchmarks of a small shape; bench-full: of Qwen3-0.6B's; bench-gpu: on a bare machine with a GPU
+#   make peers    install vLLM, OpenVINO, llama.cpp and others in .venv-peers/; then the benchmarks compare with them
 #   make bench-check   has the engine become slower? Counts and ratios against benchmarks/baseline.json
 #   make soak     many clients against a live server for MINUTES (10)
 #   make screenshots   pictures of every page of the console, new and at work, light, dark and narrow, into FOLDER (screenshots/)
@@ -17,7 +18,7 @@
 #   make setup    install what the other targets need
 #   make oracles  install SAELens too, the judge of the SAE formats; about 60 packages
 #   make pins     write constraints.txt from what is installed, after an upgrade that passed the tests
-#   make clean    remove .venv/, .venv-clients/ and caches, not MILLM_HOME
+#   make clean    remove .venv/, .venv-clients/, .venv-peers/ and caches, not MILLM_HOME
 
 PYTHON ?= python3
 HOST ?= $(or $(MILLM_HOST),127.0.0.1)
@@ -40,7 +41,7 @@ NODE_CLIENTS := tests/clients/node
 SLOW_FOLDERS := benchmarks clients e2e platform
 PACKAGES := core audit jobs inference steering storage media openai_api management_api console millm_site tools
 
-.PHONY: run test test-all test-fast faults test-clients clients check bench bench-full bench-gpu bench-check soak screenshots readme-images setup oracles pins clean chromium
+.PHONY: run test test-all test-fast faults test-clients clients check bench bench-full bench-gpu bench-check peers soak screenshots readme-images setup oracles pins clean chromium
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.runtime $(if $(filter smollm2,$(DEMO)),$(VENV)/.smollm2-$(SMOLLM2)) $(if $(MEDIA),$(VENV)/.media)
@@ -87,6 +88,9 @@ bench-full: $(VENV)/.dev
 bench-gpu:
 	$(PYTHON) -m benchmarks.gpu $(ARGS)
 
+peers: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.peers.install $(ARGS)
+
 bench-check: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.check $(ARGS)
 
@@ -111,7 +115,7 @@ pins: $(VENV)/.oracles
 clients: $(CLIENTS:%=$(CLIENTS_VENV)/%/.installed) $(CLIENTS_VENV)/openai-resources/source/.unpacked $(NODE_CLIENTS)/node_modules/.package-lock.json
 
 clean:
-	rm -rf $(VENV) $(CLIENTS_VENV) $(NODE_CLIENTS)/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache htmlcov .coverage*
+	rm -rf $(VENV) $(CLIENTS_VENV) .venv-peers $(NODE_CLIENTS)/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache htmlcov .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The virtual environment. Debian splits ensurepip off into python3-venv: without it, the system's pip can serve. An older

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks import curve, decoding, limits, media, peers, serve, speculation, start, steering
+from benchmarks import curve, decoding, limits, media, serve, speculation, start, steering
 from benchmarks.options import Options, options_of, options_parser
+from benchmarks.peers import comparison
 from benchmarks.record import RESULTS, Record
 from benchmarks.report import write_report
 from benchmarks.subject import echo
@@ -13,7 +14,7 @@ from benchmarks.subject import echo
 PROGRAMS: dict[str, Callable[[Options], Record]] = {
     "limits": limits.record,
     "serve": serve.record,  # also measures the engine without HTTP
-    "peers": peers.record,
+    "peers": comparison.record,
     "decoding": decoding.record,
     "steering": steering.record,
     "curve": curve.record,

@@ -16,11 +16,11 @@ from benchmarks.baseline import PATH, TOLERANCE, Change, Measure, compare, read_
 from benchmarks.counts import StepCounts, decode_counts
 from benchmarks.engine import EngineSubject, running
 from benchmarks.machine import this_machine
+from benchmarks.peers.in_process import Generate, load_module
 from benchmarks.profiles import KINDS
 from benchmarks.shapes import DEFAULT_FOLDER, SHAPES, Shape, shape_folder
 from benchmarks.steering import Steered
 from benchmarks.subject import Plan, echo, measure, ratios
-from benchmarks.transformers_peers import Generate, load_module
 from benchmarks.workloads import Scale, streams
 from inference.engine.config import EngineConfig
 from inference.engine.models.loader import LoadedModel, ModelSpec, load_model

@@ -18,12 +18,12 @@ from benchmarks.engine import ENGINE, load_shape, running
 from benchmarks.limits import limits
 from benchmarks.machine import this_machine
 from benchmarks.options import Options, options_of, options_parser
+from benchmarks.peers.in_process import GenerateBatch, load_module
 from benchmarks.profiles import KINDS
 from benchmarks.record import Record
 from benchmarks.shapes import shape_folder
 from benchmarks.steering import Steered
 from benchmarks.subject import Plan, Row, Subject, echo, measure, ratios
-from benchmarks.transformers_peers import GenerateBatch, load_module
 from benchmarks.workloads import MAKERS, streams
 from inference.engine.cache.device_memory import device_memory
 from inference.engine.config import EngineConfig

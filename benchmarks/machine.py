@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-PACKAGES = ("torch", "transformers", "tokenizers", "django", "vllm", "llama-cpp-python")
+PACKAGES = ("torch", "transformers", "tokenizers", "django")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,16 @@ def this_machine() -> Machine:
         commit=_commit(),
         date=datetime.now(UTC).date().isoformat(),
     )
+
+
+def instruction_set() -> str:
+    """Return the widest instructions of this processor that matter for products: avx2, avx512, avx512_bf16 or amx."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    if torch.cpu._is_amx_tile_supported():
+        return "amx"
+    if torch.cpu._is_avx512_bf16_supported():
+        return "avx512_bf16"
+    return str(capability).lower().replace("default", "baseline")
 
 
 def peak_memory_mb(pid: int | str = "self") -> float | None:

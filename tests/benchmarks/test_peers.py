@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from benchmarks.engine import running
-from benchmarks.gguf_file import gguf_name, write_gguf
-from benchmarks.process_peers import LLAMA_SERVER, VLLM, VLLM_DTYPE, Peer, free_port, peers, started, vllm
+from benchmarks.peers import servers as peer_servers
+from benchmarks.peers.genai import OpenVino, openvino
+from benchmarks.peers.gguf_file import gguf_name, write_gguf
+from benchmarks.peers.in_process import Generate, GenerateBatch, load_module
+from benchmarks.peers.install import PINS
+from benchmarks.peers.servers import Peer, free_port, servers, started, vllm
+from benchmarks.peers.w8a8 import quantized, write_w8a8
 from benchmarks.shapes import SHAPES, shape_folder
-from benchmarks.transformers_peers import Generate, GenerateBatch, load_module
 from benchmarks.workloads import MAKERS, Scale, Workload, stall
 from inference.engine.config import EngineConfig
 from inference.engine.models.loader import LoadedModel
@@ -127,22 +133,99 @@ def test_a_stream_that_is_cut_is_no_figure(tmp_path: Path):
         subject.run(small("W1"))
 
 
-def test_peers_are_those_that_the_environment_names(models: Path):
-    assert peers(SHAPE, models, {}) == []
-    (peer,) = peers(SHAPE, models, {VLLM: "/opt/vllm/bin/vllm", LLAMA_SERVER: ""})
-    assert (peer.name, peer.command[0], peer.command[1]) == ("vLLM", "/opt/vllm/bin/vllm", "serve")
+def install(home: Path, *programs: str) -> None:
+    for program in programs:
+        path = home / program
+        path.parent.mkdir(parents=True)
+        path.touch()
 
 
-def test_vllm_gets_the_dtype_and_no_prefix_cache():
-    command = vllm("vllm", SHAPES["qwen3-0.6b"], Path("/models/x"), "bfloat16").command
-    assert command[command.index("--dtype") + 1] == "bfloat16"
-    assert "--no-enable-prefix-caching" in command
+def test_peers_are_those_that_are_installed(models: Path, tmp_path: Path):
+    assert servers(SHAPE, models, home=tmp_path) == []
+    install(tmp_path, "vllm/bin/vllm", "zentorch/bin/vllm")
+    found = servers(SHAPE, models, home=tmp_path)
+    assert [peer.name for peer in found] == ["vLLM", "vLLM + zentorch"]
+    assert [peer.command[:2] for peer in found] == [
+        (str(tmp_path / name / "bin" / "vllm"), "serve") for name in ("vllm", "zentorch")
+    ]
+    (int8,) = servers(SHAPE, models, "int8", home=tmp_path)
+    assert int8.name == "vLLM W8A8"
+    assert (Path(int8.command[2]) / "model.safetensors").exists()
+    with openvino(SHAPE, models, home=tmp_path) as none:
+        assert none == []
 
 
-@pytest.mark.parametrize(("named", "dtype"), [("", SHAPE.dtype), ("float16", "float16")])
-def test_vllm_computes_in_the_models_dtype_or_the_one_that_is_named(models: Path, named: str, dtype: str):
-    (peer,) = peers(SHAPE, models, {VLLM: "vllm", VLLM_DTYPE: named})
+def test_every_environment_pins_its_packages():
+    for file in PINS.glob("*.txt"):
+        lines = [line for line in file.read_text().splitlines() if line and not line.startswith("#")]
+        assert lines
+        assert all("==" in line for line in lines), file.name
+
+
+@pytest.mark.parametrize(("multiplies", "dtype"), [(True, "bfloat16"), (False, "float32")])
+def test_vllm_follows_its_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, multiplies: bool, dtype: str):
+    """On a processor that does not multiply in bfloat16, vLLM is several times faster in float32."""
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: multiplies)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    tcmalloc = tmp_path / "libtcmalloc_minimal.so.4"
+    monkeypatch.setattr(peer_servers, "LIBRARIES", (tmp_path,))
+    (tmp_path / "vllm" / "lib").mkdir(parents=True)
+    openmp = tmp_path / "vllm" / "lib" / "libiomp5.so"
+    openmp.touch()
+    assert "without tcmalloc" in vllm("vLLM", tmp_path / "vllm", SHAPES["qwen3-0.6b"], Path("/x")).note
+    tcmalloc.touch()
+    peer = vllm("vLLM", tmp_path / "vllm", SHAPES["qwen3-0.6b"], Path("/x"))
     assert peer.command[peer.command.index("--dtype") + 1] == dtype
+    assert "--no-enable-prefix-caching" in peer.command
+    assert peer.environment["LD_PRELOAD"] == f"{tcmalloc}:{openmp}"
+    assert "without" not in peer.note
+
+
+GENAI = """
+import json, sys, time
+json.loads(sys.argv[1]); print('"ready"', flush=True)
+for line in sys.stdin:
+    now = time.perf_counter()
+    print(json.dumps([{"sent_at": now, "times": [now] * job["new"], "new": job["new"]} for job in json.loads(line)]),
+          flush=True)
+"""
+
+
+def test_openvino_is_measured_by_its_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    program, workload = tmp_path / "program.py", small("W5")
+    program.write_text(GENAI)
+    monkeypatch.setattr("benchmarks.peers.genai.PROGRAM", program)
+    subject = OpenVino("OpenVINO", Path(sys.executable), tmp_path, "f32", tmp_path / "log")
+    traces = subject.run(workload)
+    assert [len(trace.event_times) for trace in traces] == [job.new for job in workload.jobs]
+    assert sum(trace.is_late for trace in traces) == 1
+    subject.close()
+    with pytest.raises((RuntimeError, BrokenPipeError)):
+        subject.run(workload)
+    program.write_text("raise SystemExit('no')")
+    with pytest.raises(RuntimeError, match="did not start"):
+        OpenVino("OpenVINO", Path(sys.executable), tmp_path, "f32", tmp_path / "log")
+
+
+def test_w8a8_weights_are_the_models_in_8_bits(models: Path, module: Any):
+    folder = write_w8a8(shape_folder(SHAPE, models))
+    assert write_w8a8(shape_folder(SHAPE, models)) == folder
+    config = json.loads((folder / "config.json").read_text())["quantization_config"]
+    assert config["quant_method"] == "compressed-tensors"
+    stored = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    weight = module.get_parameter(name).detach()
+    assert stored[name].dtype == torch.int8
+    torch.testing.assert_close(
+        stored[name] * stored[f"{name}_scale"], weight, atol=float(weight.abs().max() / 200), rtol=0
+    )
+    assert len(stored) == len(dict(module.named_parameters())) + 7 * SHAPE.layers
+
+
+def test_quantized_rows_use_all_values():
+    values, scale = quantized(torch.tensor([[1.0, -2.0], [0.5, 0.25]]))
+    assert values.tolist() == [[64, -127], [127, 64]]
+    assert scale.shape == (2, 1)
 
 
 def test_every_tensor_has_a_name_in_llama_cpp(module: Any):
