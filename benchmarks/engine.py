@@ -36,6 +36,14 @@ TIMEOUT_S = 3600.0
 ENGINE = "miLLM engine"
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The tokens of a request, and their log-probabilities if those were requested."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+
+
 @dataclass(eq=False)
 class _Stream:
     """Subscriber of a request. Records the times of its events, on the engine's thread."""
@@ -47,6 +55,7 @@ class _Stream:
     target_tokens: int = 0
     tokens: int = 0
     times: list[float] = field(default_factory=list)
+    answer: Answer = field(default_factory=lambda: Answer([], []))
     failure: str = ""
 
     def note(self, event: Event, now: float) -> None:
@@ -54,6 +63,8 @@ class _Stream:
             case TokensEvent():
                 self.times.append(now)
                 self.tokens += len(event.token_ids)
+                self.answer.token_ids.extend(event.token_ids)
+                self.answer.logprobs.extend(token.logprob for token in event.logprobs)
                 if self.target_tokens and self.tokens >= self.target_tokens:
                     self.on_token.set()
             case FinishedEvent():
@@ -91,14 +102,23 @@ class EngineSubject:
         return other
 
     def run(self, workload: Workload) -> list[Trace]:
+        return [stream.trace() for stream in self._streams(workload)]
+
+    def answers(self, workload: Workload) -> list[Answer]:
+        """Run all jobs and return their answers. Raise RuntimeError if one fails."""
+        streams = self._streams(workload)
+        for stream in streams:
+            stream.trace()
+        return [stream.answer for stream in streams]
+
+    def _streams(self, workload: Workload) -> list[_Stream]:
         early = [job for job in workload.jobs if not job.after]
         late = [job for job in workload.jobs if job.after]
         target_tokens = max((job.after for job in late), default=0)
         streams = [self._submit(job, target_tokens) for job in early]
         for stream in streams if late else ():
             stream.on_token.wait(TIMEOUT_S)
-        streams += [self._submit(job, 0) for job in late]
-        return [stream.trace() for stream in streams]
+        return streams + [self._submit(job, 0) for job in late]
 
     def peak_memory_mb(self) -> float | None:
         return peak_memory_mb()

@@ -1,20 +1,23 @@
 """The figures of a GPU: ``make bench-gpu``. Requires only torch and transformers, no web server and no database.
 
-Measures the engine and transformers' continuous batching in turns, with and without CUDA graphs and the flash kernel,
-and the cost of steering with 64 profiles that add, clamp or do both. Prints the chosen kernels and the table, and saves
-the figures.
+Compares every option of the engine with plain torch, unsteered and steered. Then measures the engine and transformers'
+continuous batching in turns, with and without CUDA graphs and the flash kernel, writes a profile with the share of time
+in which the device is idle, and measures the cost of steering with 64 profiles that add, clamp or do both. Prints the
+chosen kernels and the table, saves the figures, and exits with 1 and a diagnosis if a step fails or differs.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 
 import torch
 
-from benchmarks.engine import ENGINE, load_shape, running
+from benchmarks.engine import ENGINE, EngineSubject, load_shape, running
+from benchmarks.gpu_checks import Check, Steps, check_options, profiled
 from benchmarks.limits import limits
 from benchmarks.machine import this_machine
 from benchmarks.options import Options, options_of, options_parser
@@ -32,6 +35,8 @@ from inference.interventions import Intervention
 PEER = "transformers generate_batch"
 NO_GRAPHS, NO_FLASH, PLAIN = "graphs off", "flash off", "graphs and flash off"
 STEERED = 64
+CHECKED = 8  # streams of the self-check
+MINUTES = 8.0
 MAX_SEQ_LEN = 2048  # longer than every sequence here, and short enough that all caches fit into memory
 CACHE_SHARE = 1 / 8  # of the free memory, for each of the engines
 ENGINES: dict[str, EngineConfig] = {
@@ -42,29 +47,80 @@ ENGINES: dict[str, EngineConfig] = {
 }
 
 
-def record(options: Options) -> Record:
-    """Measure W1, W2, and 64 streams with and without 64 profiles, on the GPU or, without one, on the CPU."""
-    found, plan = limits(options.shape), Plan(options.scale, options.rounds)
-    loaded = load_shape(options.shape, options)
-    module = load_module(options.shape, shape_folder(options.shape, options.folder))
-    profiles: list[Intervention] = [p for make in KINDS.values() for p in make(loaded, STEERED)]
-    share = int(device_memory(torch.device(loaded.device)).free * CACHE_SHARE)
-    with ExitStack() as stack:
-        engines = {
-            name: stack.enter_context(running(loaded, _sized(config, share), profiles, name))
-            for name, config in ENGINES.items()
-        }
-        peer = stack.enter_context(closing(GenerateBatch(module)))
-        peers = [peer] if _runs(peer, plan) else []
-        rows = measure([*engines.values(), *peers], [MAKERS["W1"], MAKERS["W2"]], plan)
+class Gpu:
+    """The engines of one run, one for each option. ``failures`` are the steps that failed."""
+
+    def __init__(self, options: Options, stack: ExitStack, minutes: float = MINUTES) -> None:
+        self._options, self._stack = options, stack
+        self._plan = Plan(options.scale, options.rounds)
+        self._steps = Steps(minutes * 60, echo)
+        self._engines: dict[str, EngineSubject] = {}
+        self._rows: list[Row] = []
+        self._checks: list[Check] = []
+        self._values: dict[str, float] = {}
+
+    @property
+    def failures(self) -> list[str]:
+        return [*self._steps.failures, *(str(check) for check in self._checks if not check.is_right)]
+
+    def record(self) -> Record:
+        """Start the engines, check them, and measure W1, W2, and 64 streams with and without 64 profiles."""
+        self._steps("limits of the device", self._limits)
+        self._steps("engines", self._start)
+        if self._engines:
+            self._steps("self-check: every option against plain torch", self._check)
+            self._steps("W1 and W2", self._measure)
+            self._steps("profile of W2", self._trace)
+            self._steps(f"{STEERED} streams with {STEERED} profiles", self._steer)
+        self._values |= derived(self._rows, self._values)
+        notes = (*self._options.notes, *map(str, self._checks), *self._steps.failures)
+        return Record("gpu", self._options.label, tuple(self._rows), values=self._values, notes=notes)
+
+    def _limits(self) -> None:
+        self._values |= limits(self._options.shape)
+
+    def _start(self) -> None:
+        loaded = load_shape(self._options.shape, self._options)
+        profiles: list[Intervention] = [p for make in KINDS.values() for p in make(loaded, STEERED)]
+        share = int(device_memory(torch.device(loaded.device)).free * CACHE_SHARE)
+        for name, config in ENGINES.items():
+            engine = running(loaded, _sized(config, share), profiles, name)
+            self._engines[name] = self._stack.enter_context(engine)
+
+    def _check(self) -> None:
+        workload = streams(CHECKED)(replace(self._plan.scale, share=self._plan.scale.share / 4), -3)
+        for check in check_options(self._engines, PLAIN, list(KINDS), STEERED, workload):
+            echo(str(check))
+            self._checks.append(check)
+
+    def _measure(self) -> None:
+        options = self._options
+        peer = GenerateBatch(load_module(options.shape, shape_folder(options.shape, options.folder)))
+        self._stack.enter_context(closing(peer))
+        peers = [peer] if _runs(peer, self._plan) else []
+        self._rows += measure([*self._engines.values(), *peers], [MAKERS["W1"], MAKERS["W2"]], self._plan)
+
+    def _trace(self) -> None:
+        path = self._options.folder / "gpu-trace.json"
+        profile = profiled(self._engines[ENGINE], MAKERS["W2"](self._plan.scale, -4), path)
+        echo(*profile.lines())
+        if profile.idle is not None:
+            self._values["w2_idle"] = profile.idle
+
+    def _steer(self) -> None:
         steered = [
-            Steered(engines[name], _steered_name(name, kind, k), k, number * STEERED)
+            Steered(self._engines[name], _steered_name(name, kind, k), k, number * STEERED)
             for name in (ENGINE, NO_GRAPHS)
             for number, kind in enumerate(KINDS)
             for k in (0, STEERED)
         ]
-        rows += measure(steered, [streams(STEERED)], plan)
-    return Record("gpu", options.label, tuple(rows), values={**found, **derived(rows, found)})
+        self._rows += measure(steered, [streams(STEERED)], self._plan)
+
+
+def record(options: Options) -> Record:
+    """Run everything on the GPU or, without one, on the CPU."""
+    with ExitStack() as stack:
+        return Gpu(options, stack).record()
 
 
 def _runs(peer: Subject, plan: Plan) -> bool:
@@ -78,21 +134,25 @@ def _runs(peer: Subject, plan: Plan) -> bool:
 
 
 def derived(rows: Sequence[Row], found: Mapping[str, float]) -> dict[str, float]:
-    """Return the figures that the goals need, and the gain of each engine option."""
+    """Return the figures that the goals need, and the gain of each engine option, of what was measured."""
     of = {workload: {row.subject: row for row in rows if row.workload == workload} for workload in ("W1", "W2")}
     steered = {row.subject: row for row in rows if row.workload == f"streams {STEERED}"}
-    speed = of["W1"][ENGINE].median.decode_tok_s
+    speed = of["W1"][ENGINE].median.decode_tok_s if ENGINE in of["W1"] else None
+    limit = found.get("decode_tok_s")
+
+    def ratio(rows: Mapping[str, Row], figure: str, above: str, below: str) -> float | None:
+        return ratios(rows, figure, above, below) if above in rows and below in rows else None
 
     def cost(name: str, kind: str) -> float | None:
-        return ratios(steered, "output_tok_s", _steered_name(name, kind, STEERED), _steered_name(name, kind, 0))
+        return ratio(steered, "output_tok_s", _steered_name(name, kind, STEERED), _steered_name(name, kind, 0))
 
     values = {
-        "w1_share_of_memory_limit": None if speed is None else speed / found["decode_tok_s"],
-        "w2_over_generate_batch": ratios(of["W2"], "output_tok_s", ENGINE, PEER) if PEER in of["W2"] else None,
-        "w1_over_graphs_off": ratios(of["W1"], "decode_tok_s", ENGINE, NO_GRAPHS),
-        "w1_over_flash_off": ratios(of["W1"], "decode_tok_s", ENGINE, NO_FLASH),
-        "w2_over_graphs_off": ratios(of["W2"], "output_tok_s", ENGINE, NO_GRAPHS),
-        "w2_over_flash_off": ratios(of["W2"], "output_tok_s", ENGINE, NO_FLASH),
+        "w1_share_of_memory_limit": None if speed is None or limit is None else speed / limit,
+        "w2_over_generate_batch": ratio(of["W2"], "output_tok_s", ENGINE, PEER),
+        "w1_over_graphs_off": ratio(of["W1"], "decode_tok_s", ENGINE, NO_GRAPHS),
+        "w1_over_flash_off": ratio(of["W1"], "decode_tok_s", ENGINE, NO_FLASH),
+        "w2_over_graphs_off": ratio(of["W2"], "output_tok_s", ENGINE, NO_GRAPHS),
+        "w2_over_flash_off": ratio(of["W2"], "output_tok_s", ENGINE, NO_FLASH),
         "steered_over_unsteered": cost(ENGINE, "add"),
         "clamped_over_unsteered": cost(ENGINE, "clamp"),
         "steered_over_unsteered_graphs_off": cost(NO_GRAPHS, "add"),
@@ -132,17 +192,25 @@ def _ms(seconds: float | None) -> float | None:
 
 
 def main() -> None:
-    options = options_of(options_parser(__doc__, shape="qwen3-0.6b").parse_args())
+    parser = options_parser(__doc__, shape="qwen3-0.6b")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="no step begins after these minutes")
+    parsed = parser.parse_args()
+    options = options_of(parsed)
     logging.basicConfig(
         level=logging.INFO, format="%(message)s"
     )  # shows the chosen kernels and why others were not chosen
     machine = this_machine()
     if not torch.cuda.is_available():
         echo("There is no GPU. Measuring the CPU.")
-    done = record(options)
-    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
-    echo("", f"{machine.accelerator or machine.cpu}; {versions}; {options.shape.name}", "", *table(done))
-    done.save(options.results)
+    with ExitStack() as stack:
+        gpu = Gpu(options, stack, parsed.minutes)
+        done = gpu.record()
+        versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
+        echo("", f"{machine.accelerator or machine.cpu}; {versions}; {options.shape.name}", "", *table(done))
+        done.save(options.results)
+    if gpu.failures:
+        echo("", "Failed:", *(f"- {failure}" for failure in gpu.failures))
+        sys.exit(1)
 
 
 if __name__ == "__main__":

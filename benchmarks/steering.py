@@ -33,14 +33,15 @@ class Steered:
         self._first = first
 
     def run(self, workload: Workload) -> list[Trace]:
-        return self._engine.run(replace(workload, jobs=self._steered(workload.jobs)))
+        return self._engine.run(replace(workload, jobs=steered_jobs(workload.jobs, self._distinct, self._first)))
 
     def peak_memory_mb(self) -> float | None:
         return self._engine.peak_memory_mb()
 
-    def _steered(self, jobs: Sequence[Job]) -> tuple[Job, ...]:
-        k = self._distinct
-        return tuple(replace(job, profile=self._first + i % k if k else None) for i, job in enumerate(jobs))
+
+def steered_jobs(jobs: Sequence[Job], distinct: int, first: int = 0) -> tuple[Job, ...]:
+    """Return the jobs with ``distinct`` profiles in turn, starting with the number ``first``; unsteered for 0."""
+    return tuple(replace(job, profile=first + i % distinct if distinct else None) for i, job in enumerate(jobs))
 
 
 def record(options: Options, distinct: Sequence[int] = DISTINCT) -> Record:

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks import check, curve, decoding, engine, gpu, limits, speculation, steering
-from benchmarks.engine import ENGINE, load_shape, running
+from benchmarks.engine import ENGINE, Answer, load_shape, running
 from benchmarks.figures import Figures, Trace
+from benchmarks.gpu_checks import Check, Steps, busy, difference
 from benchmarks.options import Options, parse_options
 from benchmarks.record import Record, read_records
-from benchmarks.subject import Plan
+from benchmarks.subject import Plan, echo
 from benchmarks.workloads import MAKERS, Scale, Workload
 from inference.engine.config import EngineConfig
 from inference.engine.models.loader import LoadedModel
@@ -131,6 +132,39 @@ def test_gpu_rows_on_whatever_there_is(options: Options):
         for ending in ("", ", graphs off")
     }
     assert len(gpu.table(record)) > len(record.rows)
+    checked = [note for note in record.notes if note.startswith("ok")]
+    assert len(checked) == 3 * 4, record.notes  # options other than plain torch, unsteered and three kinds of profiles
+    trace = json.loads((options.folder / "gpu-trace.json").read_text())
+    assert trace["traceEvents"]
+
+
+def test_a_wrong_kernel_and_a_failing_step_are_reported(options: Options, capsys: pytest.CaptureFixture[str]):
+    right = Answer([5, 6], [-1.0, -2.0])
+    rounded, wrong = Answer([5, 7], [-1.01, -2.02]), Answer([5, 6], [-1.0, -2.5])
+    assert difference(right, right) == 0
+    assert difference(right, rounded) == pytest.approx(0.02)
+    assert not Check("graphs off", "add", difference(right, wrong), 1.0).is_right
+    now = [0.0]
+    steps = Steps(10, echo, lambda: now[0])
+
+    def fail() -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    ran: list[str] = []
+    steps("first", fail)
+    steps("second", lambda: ran.append("second"))
+    now[0] = 11
+    steps("third", lambda: ran.append("third"))
+    assert ran == ["second"]
+    assert steps.failures == [
+        "first: RuntimeError: CUDA error: out of memory. Use a smaller --shape, or free the device's memory."
+    ]
+    assert "third: skipped" in capsys.readouterr().out
+
+
+def test_the_device_is_busy_for_the_union_of_its_kernels():
+    assert busy([(0, 2), (1, 3), (5, 6), (5.5, 5.75)]) == 4
+    assert busy([]) == 0
 
 
 def test_a_peer_that_does_not_work_is_left_out_of_the_gpus_rows(capsys: pytest.CaptureFixture[str]):
