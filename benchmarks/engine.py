@@ -158,10 +158,13 @@ def running(
         loop.stop(0.0)
 
 
-def load_shape(shape: Shape, options: Options, *, device: str = "auto") -> LoadedModel:
+def load_shape(shape: Shape, options: Options, *, device: str = "auto", batch_invariant: bool = False) -> LoadedModel:
     path = shape_folder(shape, options.folder)
     weights: Weights = "int8" if options.quantization == "int8" else "native"
-    return load_model(ModelSpec(shape.name, path, dtype=shape.dtype, device=device, weights=weights))
+    spec = ModelSpec(
+        shape.name, path, dtype=shape.dtype, device=device, weights=weights, batch_invariant=batch_invariant
+    )
+    return load_model(spec)
 
 
 def _publish(deliveries: list[tuple[object, Event]]) -> None:

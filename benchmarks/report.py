@@ -40,6 +40,7 @@ TITLES = {
     "steering": "Steering",
     "curve": "By number of streams",
     "speculation": "Prompt lookup",
+    "invariance": "Batch invariance",
     "gpu": "On a GPU",
     "limits": "Limits of the machine",
     "start": "Start",

@@ -365,6 +365,11 @@ class Environment(BaseSettings):
         description="Reuse the KV cache of earlier prompts and answers for requests with the same prefix. Shared "
         "between requests of one user; between all users if a model has `shared_prefix_cache`.",
     )
+    batch_invariant: Literal["on", "off"] = Field(
+        "off",
+        description="`on`: the results of a generation model do not depend, to the last bit, on other requests, the "
+        "chunks of a prompt, the prefix cache or preemption. Models on a GPU are then refused. See docs/engine.md.",
+    )
     attention_kernel: Literal["auto", "torch"] = Field(
         "auto",
         description="Attention on a GPU. `auto`: torch's flash kernel where it works; `torch`: plain operations.",

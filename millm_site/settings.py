@@ -77,6 +77,7 @@ MILLM_CLAMP_MAX_TOKENS = ENV.clamp_max_tokens
 MILLM_MAX_BATCH_SIZE = ENV.max_batch_size
 MILLM_MAX_WAITING_REQUESTS = ENV.max_waiting_requests
 MILLM_MAX_SEQ_LEN = ENV.max_seq_len
+MILLM_BATCH_INVARIANT = ENV.batch_invariant == "on"
 MILLM_JOB_WORKERS = ENV.job_workers
 MILLM_JOB_STALL_SECONDS = ENV.job_stall_seconds
 MILLM_JOB_RETENTION_DAYS = ENV.job_retention_days

@@ -80,7 +80,7 @@ class ModelRunner:
         self._cache_ops: deque[CacheOp] = deque()
         self.device = torch.device(loaded.device)
         hooks = SiteHooks(loaded.module)
-        self.steering = SteeringTable(loaded.module, self.device, hooks)
+        self.steering = SteeringTable(loaded.module, self.device, hooks, batch_invariant=loaded.batch_invariant)
         self.captures = CaptureTable(loaded.module, hooks)
         self.masks = MaskComputer(loaded.grammars.vocab_size if loaded.grammars else loaded.vocab_size)
         self._sampler = Sampler()
@@ -112,8 +112,8 @@ class ModelRunner:
         self._apply_cache_ops()
         row_of_token = _rows(chunks)
         logit_places = _logit_places(chunks)
-        capture = plan_captures(chunks)
-        gates = _prompt_gates(chunks)
+        capture = plan_captures(chunks, batch_invariant=self.loaded.batch_invariant)
+        gates = _prompt_gates(chunks, batch_invariant=self.loaded.batch_invariant)
         masks = self.masks.start([c.sequence.matcher for c in chunks for _ in range(c.num_sampled)])
         try:
             with self.steering.steering(row_of_token, gates) as step, self.captures.capturing(capture):
@@ -158,7 +158,7 @@ class ModelRunner:
             position_ids=tensors.positions.unsqueeze(0),
             use_cache=False,
             logits_to_keep=logit_places,
-            packed_batch=tensors.batch(segments, self._cache.pool, varlen),
+            packed_batch=tensors.batch(segments, self._cache.pool, varlen, batch_invariant=self.loaded.batch_invariant),
         )
         return output.logits[0]  # type: ignore[no-any-return]
 
@@ -238,9 +238,9 @@ def _rows(chunks: list[Chunk]) -> list[int]:
     return [row for chunk in chunks for row in chunk.sequence.steering_rows(_chunk_tokens(chunk))]
 
 
-def _prompt_gates(chunks: list[Chunk]) -> PromptGateStep | None:
+def _prompt_gates(chunks: list[Chunk], *, batch_invariant: bool) -> PromptGateStep | None:
     """Return the gates that the step's prompts decide, or prepare to; None if there are none."""
-    found, first = PromptGateStep(), 0
+    found, first = PromptGateStep(batch_invariant=batch_invariant), 0
     for chunk in chunks:
         if chunk.sequence.open_gates is not None:
             found.add(chunk.sequence.open_gates, first, chunk.sequence.num_computed, chunk.num_tokens)

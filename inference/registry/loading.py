@@ -34,6 +34,7 @@ def spec_for(row: LanguageModel, path: Path) -> ModelSpec:
         allow_pickle=source.allow_pickle,
         max_seq_len=smallest(row.context_length, settings.MILLM_MAX_SEQ_LEN),
         kind=row.kind_in(path),
+        batch_invariant=settings.MILLM_BATCH_INVARIANT,
         options=row.default_sampling,
         weights="int8" if row.quantization == LanguageModel.Quantization.INT8 else "native",
     )

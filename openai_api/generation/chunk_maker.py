@@ -6,12 +6,20 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
+from django.conf import settings
+
 from openai_api.generation.run import Generation
 from openai_api.generation.stats import usage_body
 from openai_api.schemas.bodies import ChatChunkBody, CompletionBody, UsageBody
 
 SYSTEM_FINGERPRINT = "fp_millm_3"  # changes when the same seed may produce different tokens
+BATCH_INVARIANT = "_batch_invariant"
 ChunkT = TypeVar("ChunkT", ChatChunkBody, CompletionBody)
+
+
+def system_fingerprint() -> str:
+    """Return the fingerprint, which differs if results do not depend on the batch."""
+    return SYSTEM_FINGERPRINT + BATCH_INVARIANT * settings.MILLM_BATCH_INVARIANT
 
 
 class ChunkMaker(Generic[ChunkT]):
@@ -44,7 +52,7 @@ class ChunkMaker(Generic[ChunkT]):
             "created": self._created,
             "model": self._generation.target.model.record.name,
             "choices": choices,
-            "system_fingerprint": SYSTEM_FINGERPRINT,
+            "system_fingerprint": system_fingerprint(),
         }
         if self._include_usage:
             chunk["usage"] = None

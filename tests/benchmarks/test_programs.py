@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import check, curve, decoding, engine, gpu, limits, speculation, steering
+from benchmarks import check, curve, decoding, engine, gpu, invariance, limits, speculation, steering
 from benchmarks.engine import ENGINE, Answer, load_shape, running
 from benchmarks.figures import Figures, Trace
 from benchmarks.gpu_checks import Check, Steps, busy, difference
@@ -76,6 +76,18 @@ def test_steering(options: Options):
     assert resident == {f"{kind} K={k}" for kind in ("add", "clamp", "mixed") for k in (0, 2)}
     w3 = {row.subject for row in record.rows if row.workload == "W3"}
     assert w3 == {f"W3 {kind} K={k}" for kind in ("add", "clamp", "mixed") for k in (0, 1, 4, 16)}
+
+
+def test_invariance(options: Options):
+    record = invariance.record(invariance.in_dtype(options, "bfloat16"))
+    check_saved(record, options.results)
+    assert record.shape == "tiny-bfloat16"
+    assert {(row.workload, row.subject) for row in record.rows} == {
+        (workload, subject)
+        for workload in invariance.WORKLOADS
+        for subject in (invariance.OFF, invariance.ON, invariance.AGAIN)
+    }
+    assert record.values["W1: batch invariant, tok/s over off"] > 0
 
 
 def test_curve(options: Options):

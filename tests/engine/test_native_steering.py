@@ -25,6 +25,7 @@ from inference.engine.kernels.native.steering_tensors import (
 
 DTYPES = {"float32": 2e-5, "bfloat16": 1e-2, "float16": 2e-3}  # largest difference from the formula, per unit of norm
 INF = float("inf")
+STEERS = (native.steer, fallback.steer, fallback.steer_each)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -151,7 +152,7 @@ def test_native_equals_torch_and_the_formula(case):
         return
     bound = DTYPES[case["dtype"]] * (1 + np.linalg.norm(expected, axis=-1, keepdims=True))
     h = hidden.double().numpy()
-    for steer in (native.steer, fallback.steer):
+    for steer in STEERS:
         got, changes = steer(hidden, rows, tables, given)
         assert got.dtype is hidden.dtype
         assert (np.abs(got.double().numpy() - expected) <= bound).all(), steer
@@ -169,7 +170,7 @@ def test_what_rounding_swallows_is_no_change():
         tables, flags=one, vectors=torch.full_like(tables.vectors, 1e-5), counts=torch.zeros_like(tables.counts),
         norm_limits=torch.full_like(tables.norm_limits, INF),
     )  # fmt: skip
-    for steer in (native.steer, fallback.steer):
+    for steer in STEERS:
         got, changes = steer(hidden, rows, small, None)
         assert torch.equal(got, hidden)
         assert changes.tolist() == [0.0] * len(hidden)
@@ -184,7 +185,7 @@ def test_the_change_of_a_residual_of_zeros_is_whole():
         counts=torch.zeros_like(tables.counts), norm_limits=torch.full_like(tables.norm_limits, INF),
         codes=torch.zeros_like(tables.codes),
     )  # fmt: skip
-    for steer in (native.steer, fallback.steer):
+    for steer in STEERS:
         _, changes = steer(torch.zeros_like(hidden), torch.ones_like(rows), adds, None)
         assert changes.tolist() == [1.0] * len(hidden)
 
@@ -196,7 +197,7 @@ def test_tokens_of_rows_that_do_not_act_keep_their_bits_beside_poison(case):
     hidden[0, 0] = -0.0
     hidden[rows > 0] = INF
     tables = replace(tables, vectors=tables.vectors * INF, write=tables.write * 1e30)
-    for steer in (native.steer, fallback.steer):
+    for steer in STEERS:
         got, changes = steer(hidden, rows, tables, given)
         assert not changes[rows == 0].any()
         assert torch.equal(got[rows == 0].view(torch.uint8), hidden[rows == 0].contiguous().view(torch.uint8))
@@ -205,13 +206,14 @@ def test_tokens_of_rows_that_do_not_act_keep_their_bits_beside_poison(case):
 @settings(max_examples=60, deadline=None)
 @given(case=cases())
 def test_a_token_does_not_depend_on_the_others(case):
-    """Bit by bit in C++, where each token is computed by itself."""
+    """Bit by bit in C++, and in torch with batch invariance, where each token is computed by itself."""
     hidden, rows, tables, given = build_case(case)
-    together, changes = native.steer(hidden, rows, tables, given)
-    for t in range(len(hidden)):
-        alone = native.steer(hidden[t : t + 1], rows[t : t + 1], tables, None if given is None else given[t : t + 1])
-        assert torch.equal(alone[0][0], together[t])
-        assert torch.equal(alone[1][0], changes[t])
+    for steer in (native.steer, fallback.steer_each):
+        together, changes = steer(hidden, rows, tables, given)
+        for t in range(len(hidden)):
+            alone = steer(hidden[t : t + 1], rows[t : t + 1], tables, None if given is None else given[t : t + 1])
+            assert torch.equal(alone[0][0], together[t])
+            assert torch.equal(alone[1][0], changes[t])
 
 
 def test_a_row_that_does_not_exist_is_an_error():

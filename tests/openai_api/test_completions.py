@@ -36,6 +36,16 @@ async def test_completion_has_the_contracts_body(api: Api):
     assert COMPLETION.validate_json(response.content, strict=True).choices[0].text == "Hello sea"
 
 
+async def test_the_fingerprint_tells_whether_results_depend_on_the_batch(api: Api, settings: Any):
+    found = []
+    for is_invariant in (False, True):
+        settings.MILLM_BATCH_INVARIANT = is_invariant
+        found += [(await send()).json()["system_fingerprint"] for send in (api.complete, api.chat)]
+        found += [chunk["system_fingerprint"] for chunk in (await chunks_of(await api.chat(stream=True)))[:1]]
+    assert len(set(found[:3])) == len(set(found[3:])) == 1
+    assert found[3] == f"{found[0]}_batch_invariant"
+
+
 async def test_a_completion_without_max_tokens_has_the_server_s_default(api: Api, settings: Any):
     """OpenAI's default is 16 tokens; the page says how this server differs."""
     settings.MILLM_MAX_TOKENS_DEFAULT = 40

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from inference.captures import (
     loaded,
 )
 from inference.engine.capture.sequence import CapturedRows
+from inference.engine.kernels.row_tiles import RowFunction, by_tiles
 from inference.engine.scheduling.scheduler import Chunk
 from inference.engine.scheduling.sequence import Sequence
 from inference.interventions import Site
@@ -49,12 +50,14 @@ class CaptureStep:
     """The tasks of a step by site, stage and shared probe. The hooks add the captured values."""
 
     tasks: dict[tuple[Site, Stage], dict[Hashable, list[CaptureTask]]]
+    batch_invariant: bool = False
     _seen: list[tuple[list[CaptureTask], Tensor, Tensor | None]] = field(default_factory=list)
 
     def look(self, site: Site, stage: Stage, hidden: Tensor) -> None:
         """Capture from the site's ``[..., d]`` hidden states. Called by the hooks."""
         for tasks in self.tasks.get((site, stage), {}).values():
-            self._seen.append((tasks, *_capture(tasks, hidden.reshape(-1, hidden.shape[-1]))))
+            flat = hidden.reshape(-1, hidden.shape[-1])
+            self._seen.append((tasks, *_capture(tasks, flat, batch_invariant=self.batch_invariant)))
 
     def found(self) -> dict[Sequence, list[CapturedRows]]:
         """Return the captured rows by sequence. Raise RuntimeError if an expected hook did not run."""
@@ -69,7 +72,7 @@ class CaptureStep:
         return by_sequence
 
 
-def plan_captures(chunks: Iterable[Chunk]) -> CaptureStep | None:
+def plan_captures(chunks: Iterable[Chunk], *, batch_invariant: bool = False) -> CaptureStep | None:
     """Return the captures of a step; None if it has none."""
     tasks: dict[tuple[Site, Stage], dict[Hashable, list[CaptureTask]]] = {}
     first = 0
@@ -79,7 +82,7 @@ def plan_captures(chunks: Iterable[Chunk]) -> CaptureStep | None:
                 at = tasks.setdefault((task.spec.site, task.spec.stage), {})
                 at.setdefault(_batch_key(task.spec), []).append(task)
         first += chunk.num_tokens
-    return CaptureStep(tasks) if tasks else None
+    return CaptureStep(tasks, batch_invariant) if tasks else None
 
 
 def _tasks(chunk: Chunk, first: int) -> Iterator[CaptureTask]:
@@ -110,14 +113,16 @@ def _batch_key(spec: CaptureSpec) -> Hashable:
 # In the forward pass
 
 
-def _capture(tasks: list[CaptureTask], hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+def _capture(tasks: list[CaptureTask], hidden: Tensor, *, batch_invariant: bool) -> tuple[Tensor, Tensor | None]:
     """Return the values, and indices of top features, of all tasks' rows; or one row of values per pooled task."""
     device = hidden.device
     rows = torch.tensor([row for task in tasks for row in task.rows], device=device)
     probe = _widest([task.spec.probe for task in tasks])
     width = hidden.shape[1] if isinstance(probe, Residuals | Projections) else probe.reader.d_sae
     at_once = max(1, MAX_ENCODED // width)
-    parts = [_values(probe, hidden[some].float()) for some in torch.split(rows, at_once)]
+    parts = [
+        _values(probe, hidden[some].float(), batch_invariant=batch_invariant) for some in torch.split(rows, at_once)
+    ]
     pooling = tasks[0].spec.pooling
     if pooling == "none":
         features = torch.cat([f for _, f in parts if f is not None]) if isinstance(probe, TopFeatures) else None
@@ -131,19 +136,26 @@ def _widest(probes: list[Probe]) -> Probe:
     return max(probes, key=lambda probe: probe.count if isinstance(probe, TopFeatures) else 0)
 
 
-def _values(probe: Probe, h: Tensor) -> tuple[Tensor, Tensor | None]:
+def _values(probe: Probe, h: Tensor, *, batch_invariant: bool) -> tuple[Tensor, Tensor | None]:
+    if isinstance(probe, Residuals):
+        return h, None
+    compute = _computation(probe, h.device)
+    values = by_tiles(compute, h) if batch_invariant else compute(h)
+    if not isinstance(probe, TopFeatures):
+        return values, None
+    best = values.topk(min(probe.count, probe.reader.d_sae), dim=-1)
+    return best.values, best.indices
+
+
+def _computation(probe: Projections | FeatureValues | AllFeatures | TopFeatures, device: torch.device) -> RowFunction:
     match probe:
-        case Residuals():
-            return h, None
         case Projections():
-            return h @ _vectors(probe, h.device).T, None
+            vectors = _vectors(probe, device).T
+            return lambda rows: rows @ vectors
         case FeatureValues():
-            return loaded(probe.reader).activations(h, torch.tensor(probe.features, device=h.device)), None
-        case AllFeatures():
-            return loaded(probe.reader).encode(h), None
-        case TopFeatures():
-            best = loaded(probe.reader).encode(h).topk(min(probe.count, probe.reader.d_sae), dim=-1)
-            return best.values, best.indices
+            return partial(loaded(probe.reader).activations, features=torch.tensor(probe.features, device=device))
+        case _:
+            return loaded(probe.reader).encode
 
 
 @lru_cache(maxsize=64)

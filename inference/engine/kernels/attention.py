@@ -60,6 +60,7 @@ class PackedBatch:
     places: tuple[GroupPlaces, ...]  # by layer group
     pool: KVPool
     varlen: VarlenStep | None = None  # on an accelerator: replaces the attention of this class
+    batch_invariant: bool = False  # on the CPU: the bits of a token's results depend on its own sequence only
 
 
 class LayoutProbe:
@@ -166,13 +167,17 @@ def _attend_all(
     if batch.varlen is not None:
         return batch.varlen.attend(query.transpose(0, 1), keys, values, group, look)
     single, packed, how = batch.num_single, query.transpose(0, 1), (look.scale, look.window, look.softcap, look.sinks)
-    outputs = []
+    outputs, ordered = [], batch.batch_invariant
     if single:
         table = places.block_table[:single]
-        outputs.append(native.decode_attention(packed[:single], keys, values, table, batch.lengths, *how))
+        lengths = batch.lengths
+        outputs.append(native.decode_attention(packed[:single], keys, values, table, lengths, *how, ordered=ordered))
     if single < len(batch.segments):
         table = places.block_table[single:]
-        outputs.append(native.prompt_attention(packed[single:], keys, values, table, batch.starts, batch.counts, *how))
+        starts, counts = batch.starts, batch.counts
+        outputs.append(
+            native.prompt_attention(packed[single:], keys, values, table, starts, counts, *how, ordered=ordered)
+        )
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 

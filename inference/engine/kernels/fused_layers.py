@@ -90,7 +90,8 @@ class FusedLayer:
         if not rotates_whole_heads(kwargs.get("position_embeddings"), self.head_dim):
             return self.original(hidden_states, *args, **kwargs)
         cos, sin = kwargs["position_embeddings"]
-        return self._mlp(self._attend(hidden_states[0], cos[0], sin[0], batch)).unsqueeze(0)
+        attended = self._attend(hidden_states[0], cos[0], sin[0], batch)
+        return self._mlp(attended, batch_invariant=batch.batch_invariant).unsqueeze(0)
 
     def _serves(self, batch: PackedBatch) -> bool:
         is_plain = batch.varlen is None and not any(self.hooks)
@@ -119,10 +120,11 @@ class FusedLayer:
             places.block_table,
             batch.lengths,
             *self.look,
+            batch.batch_invariant,
         )
         return result
 
-    def _mlp(self, x: Tensor) -> Tensor:
+    def _mlp(self, x: Tensor, *, batch_invariant: bool) -> Tensor:
         norms, gate_up, down = self.norms, self.products.gate_up, self.products.down
         result: Tensor = torch.ops.millm_native.mlp_step.default(
             x,
@@ -135,6 +137,7 @@ class FusedLayer:
             down.weight,
             down.bias,
             self.activation,
+            batch_invariant,
         )
         return result
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -13,14 +14,15 @@ from torch.nn import functional
 
 from inference.engine.kernels import native
 from inference.engine.kernels.pages import in_huge_pages
+from inference.engine.kernels.row_tiles import by_tiles
 
 Weights = Literal["native", "int8"]
 
 FEW_ROWS = 32  # up to here our bfloat16 products are faster than F.linear, which repacks the weight at each call
 FEW_WIDENED_ROWS = 384  # likewise if weights are widened, compared with a weight widened as a whole
 FEW_INT8_ROWS = 64  # up to here int8 products are faster than converting the weight to bfloat16
-INT16_ROWS = 1 << 30  # with 16-bit integers they are faster than float32 products for any number of rows
 INT8PACK_MULTIPLE = 64  # torch 2.13's bfloat16 kernel reads past the end of rows of other lengths and may crash
+ALL_ROWS = 1 << 30  # also for int8 with 16-bit integers, which is faster than float32 products for any number of rows
 FEW_UNWIDENED_ROWS = 4  # up to here, without our kernels, widening a weight costs more than it gains
 WIDENED_AT_ONCE = 2048  # weight rows, so that they fit the processor's cache
 DEQUANTISED_AT_ONCE = 16384  # weight rows converted to floats at a time for many activations
@@ -216,7 +218,7 @@ class Int8Linear(FastLinear):
         self.register_buffer("scales", scales, persistent=False)
         sums = [part.sum(1, dtype=torch.int32) for part in torch.split(rounded, WIDENED_AT_ONCE)]
         self.register_buffer("sums", torch.cat(sums), persistent=False)
-        self._few_rows = INT16_ROWS if native.active().has_int16 else FEW_INT8_ROWS
+        self._few_rows = ALL_ROWS if native.active().has_int16 else FEW_INT8_ROWS
 
     def multiply(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features)
@@ -261,6 +263,63 @@ class Int8Linear(FastLinear):
         ]
         out = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
         return out if self.bias is None else out + self.bias
+
+
+class OrderedLinear(FastLinear):
+    """A weight of floats in its original layout, for batch invariance on a CPU: the order in which the products of a
+    result are added does not depend on the number of rows. The weight may be shared (tied embeddings).
+    """
+
+    weight: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight, bias)
+        self.register_buffer("weight", weight, persistent=False)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, self.in_features)
+        return self._product(rows).view(*x.shape[:-1], self.out_features)
+
+    def weight_parts(self) -> Iterator[Tensor]:
+        return _float_parts(self.weight)
+
+    def operands(self) -> Operands | None:
+        return Operands([self.weight], self.bias, ALL_ROWS) if native.active().has_products else None
+
+    def _product(self, rows: Tensor) -> Tensor:
+        if native.active().has_products:
+            out: Tensor = torch.ops.millm_native.linear_rows.default(rows, self.weight, self.bias, ordered=True)
+            return out
+        return tiled_product(rows, self.weight, self.bias)
+
+
+class OrderedInt8Linear(Int8Linear):
+    """int8 weights for batch invariance on a CPU."""
+
+    def operands(self) -> Operands | None:
+        if not native.active().has_products:
+            return None
+        return Operands([self.weight, self.scales, self.sums], self.bias, ALL_ROWS)
+
+    def _product(self, rows: Tensor) -> Tensor:
+        if native.active().has_products:
+            out: Tensor = torch.ops.millm_native.linear_int8.default(
+                rows, self.weight, self.scales, self.sums, self.bias, ordered=True
+            )
+            return out
+        return tiled_product(rows, self.weight, self.bias, self.scales)
+
+
+def tiled_product(rows: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None) -> Tensor:
+    """Return :func:`widened_product`, computed in tiles of one shape. Each part of the weight is widened once."""
+    wide, out = rows.float(), rows.new_empty(len(rows), len(weight))
+    for start in range(0, len(weight), WIDENED_AT_ONCE):
+        part = slice(start, start + WIDENED_AT_ONCE)
+        product = by_tiles(partial(functional.linear, weight=weight[part].float()), wide)
+        if scales is not None:
+            product.mul_(scales[part])
+        out[:, part] = product if bias is None else product.add_(bias[part])
+    return out
 
 
 class GpuInt8Linear(Int8Linear):

@@ -2,7 +2,8 @@
 
 Projections of the same input (query, key and value; gate and up) become one product. 16-bit weights stay unpacked if
 our kernel reads them or oneDNN is slow with them. Otherwise, and in float32, oneDNN packs them; a head shared with the
-embeddings is copied for it. On a GPU products are only combined, or use int8 weights.
+embeddings is copied for it. With batch invariance only our kernels compute products, or tiles of one shape. On a GPU
+products are only combined, or use int8 weights.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from inference.engine.kernels.linear_kinds import (
     FastLinear,
     GpuInt8Linear,
     Int8Linear,
+    OrderedInt8Linear,
+    OrderedLinear,
     PackedLinear,
     PlainLinear,
     RowsLinear,
@@ -48,27 +51,37 @@ class LinearsReport:
         return f"{self.num_linears} linears, {self.num_groups} fused, {before:.0f} -> {after:.0f} MB, head {self.head}"
 
 
-def prepare_linears(module: nn.Module, *, weights: Weights, quantise_head: bool) -> LinearsReport:
+@dataclass(frozen=True, slots=True)
+class _Options:
+    weights: Weights
+    batch_invariant: bool
+
+
+def prepare_linears(
+    module: nn.Module, *, weights: Weights, quantise_head: bool, batch_invariant: bool = False
+) -> LinearsReport:
     """Replace the linears of a module, and free each original weight immediately.
 
     Subclasses of ``nn.Linear`` stay, and so do dtypes without a gain (float16 without our kernels on a processor that
     supports it). With ``int8``, the output embeddings are quantised if ``quantise_head``; input embeddings never are.
+    ``batch_invariant`` is for the CPU.
     """
-    before = bytes_of(module)
+    before, options = bytes_of(module), _Options(weights, batch_invariant)
     head = _output_embeddings(module)
     num_linears = num_groups = 0
     # Only modules with children: otherwise the list would keep the replaced linears and their weights alive.
     for parent in [parent for parent in module.modules() if parent._modules]:
         for names in GROUPS:
-            if _can_join(parent, names, weights):
-                _join(parent, names, weights)
+            if _can_join(parent, names, options):
+                _join(parent, names, options)
                 num_linears, num_groups = num_linears + len(names), num_groups + 1
         for name, child in list(parent.named_children()):
-            if child is not head and _is_replaceable(child, weights):
-                setattr(parent, name, _fast_linear(child.weight, child.bias, weights))  # type: ignore[arg-type]
+            if child is not head and _is_replaceable(child, options):
+                setattr(parent, name, _fast_linear(child.weight, child.bias, options))  # type: ignore[arg-type]
                 num_linears += 1
     if head is not None:
-        num_linears += _replace_head(module, head, "int8" if weights == "int8" and quantise_head else "native")
+        of_head: Weights = "int8" if weights == "int8" and quantise_head else "native"
+        num_linears += _replace_head(module, head, _Options(of_head, batch_invariant))
     return LinearsReport(num_linears, num_groups, before, bytes_of(module), type(_output_embeddings(module)).__name__)
 
 
@@ -79,17 +92,22 @@ def bytes_of(module: nn.Module) -> int:
     )
 
 
-def _is_replaceable(child: nn.Module | None, weights: Weights) -> bool:
-    if type(child) is not nn.Linear or (child.weight.device.type != "cpu" and weights == "native"):
+def _is_replaceable(child: nn.Module | None, options: _Options) -> bool:
+    if type(child) is not nn.Linear or (child.weight.device.type != "cpu" and options.weights == "native"):
         return False
     dtype = child.weight.dtype
-    return weights == "int8" or can_read_rows(dtype) or can_pack(dtype)
+    return options.weights == "int8" or options.batch_invariant or can_read_rows(dtype) or can_pack(dtype)
 
 
-def _fast_linear(weight: Tensor, bias: Tensor | None, weights: Weights) -> FastLinear:
+def _fast_linear(weight: Tensor, bias: Tensor | None, options: _Options) -> FastLinear:
+    weights = options.weights
     if weight.device.type != "cpu":
         few_rows = few_packed_rows(weight.device, weight.dtype) if weights == "int8" else 0
         return GpuInt8Linear(weight, bias, few_rows) if weights == "int8" else PlainLinear(weight, bias)
+    if options.batch_invariant:
+        if weights == "int8":
+            return OrderedInt8Linear(weight, bias)
+        return OrderedLinear(in_huge_pages(weight.detach()), bias)
     if weights == "int8":
         return Int8Linear(weight, bias)
     if can_read_rows(weight.dtype):
@@ -97,10 +115,10 @@ def _fast_linear(weight: Tensor, bias: Tensor | None, weights: Weights) -> FastL
     return PackedLinear(weight, bias)
 
 
-def _can_join(parent: nn.Module, names: tuple[str, ...], weights: Weights) -> bool:
+def _can_join(parent: nn.Module, names: tuple[str, ...], options: _Options) -> bool:
     """Return whether all exist, with the same input size and dtype, and all or none with a bias."""
     members = [getattr(parent, name, None) for name in names]
-    if not all(_is_replaceable(m, weights) or _is_on_gpu(m) for m in members):
+    if not all(_is_replaceable(m, options) or _is_on_gpu(m) for m in members):
         return False
     kinds = {(m.in_features, m.weight.dtype, m.bias is None) for m in members}  # type: ignore[union-attr]
     return len(kinds) == 1
@@ -110,24 +128,25 @@ def _is_on_gpu(member: nn.Module | None) -> bool:
     return type(member) is nn.Linear and member.weight.device.type != "cpu"
 
 
-def _join(parent: nn.Module, names: tuple[str, ...], weights: Weights) -> None:
+def _join(parent: nn.Module, names: tuple[str, ...], options: _Options) -> None:
     members: list[nn.Linear] = [getattr(parent, name) for name in names]
     weight = torch.cat([m.weight.detach() for m in members])
     bias = None if members[0].bias is None else torch.cat([m.bias.detach() for m in members])
-    group = LinearGroup(_fast_linear(weight, bias, weights), [m.out_features for m in members])
+    group = LinearGroup(_fast_linear(weight, bias, options), [m.out_features for m in members])
     for index, (name, member) in enumerate(zip(names, members, strict=True)):
         setattr(parent, name, GroupMember(group, index, member))
 
 
-def _replace_head(module: nn.Module, head: nn.Module, weights: Weights) -> int:
+def _replace_head(module: nn.Module, head: nn.Module, options: _Options) -> int:
     """Replace the output embeddings. Return the number of replaced linears: 1 or 0."""
-    if not isinstance(head, nn.Linear) or not _is_replaceable(head, weights):
+    if not isinstance(head, nn.Linear) or not _is_replaceable(head, options):
         return 0
-    if weights == "native" and _is_tied(module, head) and can_read_rows(head.weight.dtype):
+    stays = options.batch_invariant or can_read_rows(head.weight.dtype)
+    if options.weights == "native" and _is_tied(module, head) and stays:
         head.weight.data = in_huge_pages(head.weight.data)  # also for tied embeddings: it is one parameter
-        fast: FastLinear = RowsLinear(head.weight, head.bias)
+        fast: FastLinear = (OrderedLinear if options.batch_invariant else RowsLinear)(head.weight, head.bias)
     else:
-        fast = _fast_linear(head.weight, head.bias, weights)
+        fast = _fast_linear(head.weight, head.bias, options)
     module.set_output_embeddings(fast)  # type: ignore[operator]
     return 1
 

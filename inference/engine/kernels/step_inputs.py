@@ -144,7 +144,14 @@ class StepTensors:
             taken.append(tuple(next(rest) for _ in value) if isinstance(value, tuple) else next(rest))
         return cls(*taken)
 
-    def batch(self, segments: tuple[TokenSpan, ...], pool: KVPool, varlen: VarlenStep | None) -> PackedBatch:
+    def batch(
+        self,
+        segments: tuple[TokenSpan, ...],
+        pool: KVPool,
+        varlen: VarlenStep | None,
+        *,
+        batch_invariant: bool = False,
+    ) -> PackedBatch:
         num_single = len(self.single_ends) - 1
         return PackedBatch(
             segments=segments,
@@ -155,6 +162,7 @@ class StepTensors:
             places=tuple(GroupPlaces(s, t) for s, t in zip(self.slots, self.tables, strict=True)),
             pool=pool,
             varlen=varlen,
+            batch_invariant=batch_invariant,
         )
 
     def varlen(self, attention: VarlenAttention, segments: Sequence[TokenSpan], max_keys: int = 0) -> VarlenStep:

@@ -29,6 +29,7 @@ from inference.engine.kernels.fused_layers import fuse
 from inference.engine.kernels.int8_trial import int8_problem
 from inference.engine.kernels.linear_kinds import Weights
 from inference.engine.kernels.linears import bytes_of, prepare_linears
+from inference.engine.kernels.ordered_activations import order_activations
 from inference.engine.models.adaptations import adapt_attention, freeze_long_rope
 from inference.engine.models.attention_probe import check_attention, use_attention
 from inference.engine.models.load_faults import enough_memory, ran_out_of_memory, readable_files, told
@@ -55,7 +56,8 @@ class ModelSpec:
     """What to load and how. ``max_seq_len`` 0: the model's own context length.
 
     ``weights`` ``int8`` quantises the linears, including the output embeddings. Each ``kind`` has its own loader.
-    ``options``: the default parameters of a media model.
+    ``options``: the default parameters of a media model. ``batch_invariant``: the bits of a generation model's results
+    do not depend on other requests.
     """
 
     name: str
@@ -67,6 +69,7 @@ class ModelSpec:
     max_seq_len: int = 0
     weights: Weights = "native"
     kind: ModelKind = "generation"
+    batch_invariant: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -90,6 +93,7 @@ class LoadedModel:
     dtype: str
     device: str
     grammars: GrammarCompiler | None  # of a generation model
+    batch_invariant: bool = field(default=False, kw_only=True)
     labels: tuple[str, ...] = field(default=(), kw_only=True)
     sites: Mapping[Site, int] = field(default_factory=dict, kw_only=True, hash=False)
 
@@ -103,6 +107,11 @@ def load_model(spec: ModelSpec) -> LoadedModel:
 def _load(spec: ModelSpec) -> LoadedModel:
     device = resolve_device(spec.device)
     check_dtype(spec.dtype)
+    if spec.batch_invariant and device.type != "cpu":
+        raise LoadError(
+            f"{spec.name} cannot run on {device} with MILLM_BATCH_INVARIANT=on, which supports the CPU only. Set the "
+            "model's device to cpu, or MILLM_BATCH_INVARIANT=off."
+        )
     with readable_files(spec.name, spec.path):
         module, tokenizer = from_pretrained(spec, device, AutoModelForCausalLM, attn_implementation="eager")
     if not tokenizer.is_fast:
@@ -240,14 +249,16 @@ def _prepare(
     check_attention(module, max_length)
     use_attention(module, attention.NAME)
     _make_fast(spec, module, device)
-    compare(module, reference)
+    compare(module, reference, batch_invariant=spec.batch_invariant)
 
 
 def _make_fast(spec: ModelSpec, module: nn.Module, device: torch.device) -> None:
     """Apply our kernels and layouts. Modules that they do not support stay unchanged."""
     if device.type == "cpu":
         native.activate()
-    linears = prepare_linears(module, weights=spec.weights, quantise_head=True)
+    if spec.batch_invariant:
+        order_activations(module)
+    linears = prepare_linears(module, weights=spec.weights, quantise_head=True, batch_invariant=spec.batch_invariant)
     logger.info("%s: %s; %s.", spec.name, linears, fuse(module))
     trim_heap()
 
@@ -271,6 +282,7 @@ def _describe(
         dtype=str(next(module.parameters()).dtype).removeprefix("torch."),
         device=str(device),
         grammars=GrammarCompiler(tokenizer, int(config.vocab_size), eos_token_ids),
+        batch_invariant=spec.batch_invariant,
         sites=site_widths(module),
     )
 

@@ -106,19 +106,32 @@ def take_reference(
 
 
 @torch.inference_mode()
-def compare(module: nn.Module, reference: Reference) -> None:
-    """Raise UnsupportedModelError if the packed forward gives other logits than the eager one."""
+def compare(module: nn.Module, reference: Reference, *, batch_invariant: bool = False) -> None:
+    """Raise UnsupportedModelError if the packed forward gives other logits than the eager one, or must be batch
+    invariant and gives other bits in chunks beside another text.
+    """
     began_at = time.monotonic()
-    if reference.tolerance > MOST:
+    is_meaningless = reference.tolerance > MOST
+    if is_meaningless:
         logger.info("Self-check skipped: in this type, rounding alone changes the logits too much for a comparison.")
-        return
+        if not batch_invariant:
+            return
     layouts = probe_layouts(module)
     strict = reference.dtype is torch.float32
     worst = 0.0
-    for run in RUNS:
-        errors = _errors(
-            _Trial(module, layouts, reference.texts, is_paged=run.is_paged).run(run.steps), reference.logits
+    logits = [
+        _Trial(module, layouts, reference.texts, is_paged=run.is_paged, batch_invariant=batch_invariant).run(run.steps)
+        for run in RUNS
+    ]
+    if batch_invariant and any(not torch.equal(logits[0], other) for other in logits[1:]):
+        raise UnsupportedModelError(
+            "its results depend on the other requests of a step, which MILLM_BATCH_INVARIANT=on does not allow; set it "
+            "to off, or use another model"
         )
+    if is_meaningless:
+        return
+    for run, computed in zip(RUNS, logits, strict=True):
+        errors = _errors(computed, reference.logits)
         cut = len(errors) - run.num_singles
         for part, how in ((errors[:cut], run.how), (errors[cut:], f"token by token {run.how}")):
             difference = float(part.max() if strict else part.median()) if len(part) else 0.0
@@ -202,9 +215,15 @@ class _Trial:
     """Two texts with a small cache."""
 
     def __init__(
-        self, module: nn.Module, layouts: list[LayerLayout], texts: Sequence[Sequence[int]], *, is_paged: bool
+        self,
+        module: nn.Module,
+        layouts: list[LayerLayout],
+        texts: Sequence[Sequence[int]],
+        *,
+        is_paged: bool,
+        batch_invariant: bool,
     ) -> None:
-        self._module, self._texts = module, texts
+        self._module, self._texts, self._batch_invariant = module, texts, batch_invariant
         self._device = next(module.parameters()).device
         length = len(texts[0])
         on_cpu = self._device.type == "cpu"
@@ -247,7 +266,7 @@ class _Trial:
             position_ids=tensors.positions.unsqueeze(0),
             use_cache=False,
             logits_to_keep=tensors.logit_places,
-            packed_batch=tensors.batch(segments, self._pool, varlen),
+            packed_batch=tensors.batch(segments, self._pool, varlen, batch_invariant=self._batch_invariant),
         ).logits[0]
         for text, count in chunks:
             self._done[text] += count

@@ -20,13 +20,12 @@ def measure_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
 
     Float32 values are stored as bits, so that a step needs only one copy to the host.
     """
-    values = logits.float()
-    total = values.logsumexp(-1, keepdim=True)
+    values = logits.float().log_softmax(-1)  # row by row: logsumexp splits the sum of a single row between threads
     chosen = values.gather(1, token_ids.unsqueeze(1))
     is_better = torch.gt(values, chosen, out=torch.empty_like(values))  # as float32, which is ten times faster on a CPU
     rank = is_better.sum(-1, keepdim=True) + 1
     top = values.topk(num_top)
-    bits = torch.cat([chosen - total, top.values - total], 1).view(torch.int32)
+    bits = torch.cat([chosen, top.values], 1).view(torch.int32)
     return torch.cat([rank.int(), bits[:, :1], top.indices.int(), bits[:, 1:]], 1)
 
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+SUM_BLOCK = 256  # tokens
 FIRST_WIDTH = 256  # tokens searched first for a probability mass
 SECOND_WIDTH = 4096  # searched next; if these do not suffice either, all
 
@@ -81,7 +83,7 @@ def _cut_top_k(weights: Tensor, scaled: Tensor, limit: Limit, width: int) -> Non
 def _cut_top_p(weights: Tensor, scaled: Tensor, tokens: Tensor, limit: Limit, limits: Limits, search: Search) -> None:
     some, mass = scaled[limit.rows], weights[limit.rows]
     width = limits.width if limits.unbounded is None else max(limits.width, FIRST_WIDTH)
-    needed = limit.values * mass.sum(-1, keepdim=True)
+    needed = limit.values * row_sums(mass)
     floor = _floor_of_mass(some, mass, needed, width, limits.unbounded, search)
     is_alone = needed <= 1.0  # the best token's weight
     _keep(weights, limit, some, floor.masked_fill(is_alone, torch.inf))
@@ -93,13 +95,24 @@ def _cut_top_p(weights: Tensor, scaled: Tensor, tokens: Tensor, limit: Limit, li
 def _cut_typical(weights: Tensor, limit: Limit, search: Search) -> None:
     """Apply typical-p (Meister et al. 2022, arXiv 2202.00666): keep tokens whose surprise is closest to the entropy."""
     some = weights[limit.rows]
-    surprise = -(some / some.sum(-1, keepdim=True)).log()  # infinite for excluded tokens
-    entropy = torch.where(some > 0, surprise * (-surprise).exp(), 0.0).sum(-1, keepdim=True)
+    sums = row_sums(some)
+    surprise = -(some / sums).log()  # infinite for excluded tokens
+    entropy = row_sums(torch.where(some > 0, surprise * (-surprise).exp(), 0.0))
     nearness = -(surprise - entropy).abs()
     everywhere = torch.ones(len(some), dtype=torch.bool, device=some.device)
-    needed = limit.values * some.sum(-1, keepdim=True)
+    needed = limit.values * sums
     floor = _floor_of_mass(nearness, some, needed, FIRST_WIDTH, everywhere, search)
     _keep(weights, limit, nearness, floor)
+
+
+def row_sums(values: Tensor) -> Tensor:
+    """Return the sum of each row, ``[rows, 1]``, in an order that does not depend on the number of rows.
+
+    torch splits the sum of a single long row between threads, but not those of several rows, or of short ones.
+    """
+    rows, width = values.shape
+    blocks = functional.pad(values, (0, -width % SUM_BLOCK)) if width % SUM_BLOCK else values
+    return blocks.reshape(rows, -1, SUM_BLOCK).sum(-1).sum(-1, keepdim=True)
 
 
 def _keep(weights: Tensor, limit: Limit, key: Tensor, floor: Tensor) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from inference.engine.steering.readings import ReadingKey
+from inference.engine.steering.readings import ReadingKey, activations_of
 from inference.interventions import Decisions, Gate, Site
 
 LEAST = float(torch.finfo(torch.float32).min)  # the value without any token: all gates are closed
@@ -88,6 +88,7 @@ class PromptGateStep:
 
     tasks: dict[Site, list[GateTask]] = field(default_factory=dict)
     ends: list[tuple[SequenceGates, int]] = field(default_factory=list)
+    batch_invariant: bool = False
     _sums: dict[tuple[int, int], GateSum] = field(default_factory=dict)  # by sequence and gate
     _values: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
@@ -110,7 +111,9 @@ class PromptGateStep:
         values: dict[ReadingKey, Tensor] = {}
         for task in self.tasks.get(site, ()):
             which = (id(task.gates), task.number)
-            self._sums[which] = found = _added(task.gates.sums[task.number], task, hidden)
+            self._sums[which] = found = _added(
+                task.gates.sums[task.number], task, hidden, batch_invariant=self.batch_invariant
+            )
             if task.gated:
                 self._values[which] = value = _value(task.gate, found, hidden.device)
                 at = values.setdefault(task.gate.key, hidden.new_zeros(len(hidden), 1, dtype=torch.float32))
@@ -127,12 +130,17 @@ class PromptGateStep:
                 gates.decisions = tuple(v > gate.above for v, gate in zip(values, gates.gates, strict=True))
 
 
-def _added(sums: GateSum, task: GateTask, hidden: Tensor) -> GateSum:
+def _added(sums: GateSum, task: GateTask, hidden: Tensor, *, batch_invariant: bool) -> GateSum:
     if not task.rows:
         return sums
     gate, x = task.gate, hidden[torch.tensor(task.rows, device=hidden.device)].float()
     if not gate.pools_residual:
-        x = gate.reader.activations(x, torch.tensor([gate.feature], device=x.device))
+        features = torch.tensor([gate.feature], device=x.device)
+        x = activations_of(gate.reader, x, features, batch_invariant=batch_invariant)
+    if batch_invariant:  # token after token, whatever the chunks of the prompt are
+        before = x.new_zeros(1, x.shape[1], dtype=torch.float64) if sums.total is None else sums.total.unsqueeze(0)
+        total = torch.cat([before, x.double()]).cumsum(0)[-1]
+        return GateSum(total, sums.num_tokens + len(task.rows))
     total = x.double().sum(0)
     return GateSum(total if sums.total is None else sums.total + total, sums.num_tokens + len(task.rows))
 

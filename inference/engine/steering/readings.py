@@ -8,16 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
 from inference.engine.kernels.native.fallback import Replacement
+from inference.engine.kernels.row_tiles import by_tiles
 from inference.interventions import FeatureReader, GateKey, Reconstructor, Site
 
 ReadingKey = tuple[Site, str] | GateKey
 """A site and the key of a reader, or a gate that the prompt decides."""
 Readings = Mapping[ReadingKey, Tensor]
 """The values of a step, ``[tokens, m]`` float32. Those of tokens that do not need them are undefined."""
+
+
+def activations_of(reader: FeatureReader, hidden: Tensor, features: Tensor, *, batch_invariant: bool) -> Tensor:
+    """Return the activations ``[tokens, m]`` of hidden states ``[tokens, d]``."""
+    read = partial(reader.activations, features=features)
+    return by_tiles(read, hidden.float()) if batch_invariant else read(hidden.float())
+
+
+def reconstruction_by(reader: Reconstructor, hidden: Tensor, *, batch_invariant: bool) -> Tensor:
+    """Return the reconstructions ``[tokens, d]`` of hidden states."""
+    return by_tiles(reader.reconstruct, hidden.float()) if batch_invariant else reader.reconstruct(hidden.float())
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +41,7 @@ class Reading:
     reader: FeatureReader
     tokens: Tensor  # [t] int64, places in the step
     features: Tensor  # [m] int64
+    batch_invariant: bool = False
 
     def of_own(self, hidden: Tensor) -> Tensor:
         """Return ``[tokens, m]`` for ``[tokens, d]``: the activations of :attr:`tokens`, and 0 for others."""
@@ -39,8 +53,8 @@ class Reading:
     def of_all(self, hidden: Tensor) -> Tensor:
         """Return ``[tokens, m]``: the activations of all tokens, or their reconstructions, ``[tokens, d]``."""
         if isinstance(self.reader, Reconstructor):
-            return self.reader.reconstruct(hidden.float())
-        return self.reader.activations(hidden.float(), self.features)
+            return reconstruction_by(self.reader, hidden, batch_invariant=self.batch_invariant)
+        return activations_of(self.reader, hidden, self.features, batch_invariant=self.batch_invariant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +70,7 @@ class GivenActivations:
     columns: Tensor  # [m] int64
     slots: Tensor  # [m] int64, entries
     reading: ReadingKey | None = None
+    batch_invariant: bool = False
 
     @property
     def replaces(self) -> bool:
@@ -66,8 +81,9 @@ class GivenActivations:
         """Return the step to the reconstruction, for hidden states ``[tokens, d]`` and, of a reading, its values."""
         assert isinstance(self.reader, Reconstructor), "only reconstructors replace"
         h = hidden.float()
-        target = self.reader.reconstruct(h) if reconstructed is None else reconstructed
-        return Replacement(self.slots, target - h)
+        if reconstructed is None:
+            reconstructed = reconstruction_by(self.reader, h, batch_invariant=self.batch_invariant)
+        return Replacement(self.slots, reconstructed - h)
 
     @property
     def is_decided(self) -> bool:
@@ -77,11 +93,12 @@ class GivenActivations:
     def of_own(self, hidden: Tensor, readings: Readings) -> Tensor:
         """Return ``[t, m]`` for the hidden states ``[tokens, d]`` of the step."""
         if self.reading is None:
-            return self.reader.activations(hidden[self.tokens].float(), self.columns)
+            own = hidden[self.tokens]
+            return activations_of(self.reader, own, self.columns, batch_invariant=self.batch_invariant)
         return readings[self.reading][self.tokens.unsqueeze(1), self.columns]
 
     def of_all(self, hidden: Tensor, readings: Readings) -> Tensor:
         """Return ``[tokens, m]``: the activations of all tokens."""
         if self.reading is None:
-            return self.reader.activations(hidden.float(), self.columns)
+            return activations_of(self.reader, hidden, self.columns, batch_invariant=self.batch_invariant)
         return readings[self.reading][:, self.columns]

@@ -38,8 +38,9 @@ class SiteTable:
     are replaced, or other SAEs must run.
     """
 
-    def __init__(self, width: int, num_rows: int, device: torch.device) -> None:
+    def __init__(self, width: int, num_rows: int, device: torch.device, *, batch_invariant: bool = False) -> None:
         self.width = width
+        self._batch_invariant = batch_invariant
         self._device = device
         self._free: list[int] = []
         self._num_entries = 0  # used so far; later ones are neither read nor written
@@ -138,6 +139,7 @@ class SiteTable:
                 self._tensor([_column(source, feature, columns) for feature in of_slots.values()]),
                 self._tensor(list(of_slots)),
                 source.reading_key,
+                self._batch_invariant,
             )
             for source, of_rows, of_slots in asked.values()
         )
@@ -176,14 +178,15 @@ class SiteTable:
         token.
         """
         given = self._ask(hidden, asked, readings) if asked else None
-        steered, changes = native.steer(hidden, rows, self._tensors, given)
+        steered, changes = native.steer(hidden, rows, self._tensors, given, ordered=self._batch_invariant)
+        steer_again = fallback.steer_each if self._batch_invariant else fallback.steer
         for ask in asked:
             if ask.replaces:
                 at = ask.tokens
                 reconstructed = None if ask.reading is None else readings[ask.reading][at]
                 replacement = ask.replacement(hidden[at], reconstructed)
                 own = None if given is None else given[at]
-                steered[at], changes[at] = fallback.steer(hidden[at], rows[at], self._tensors, own, [replacement])
+                steered[at], changes[at] = steer_again(hidden[at], rows[at], self._tensors, own, [replacement])
         return steered, changes
 
     def _ask(self, hidden: Tensor, asked: Iterable[GivenActivations], readings: Readings) -> Tensor:

@@ -65,8 +65,16 @@ class _StaticPlan:
 class SteeringTable:
     """The steering of one model: interventions by fingerprint, tables by site, and hooks on the module."""
 
-    def __init__(self, module: nn.Module, device: torch.device, hooks: SiteHooks | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        device: torch.device,
+        hooks: SiteHooks | None = None,
+        *,
+        batch_invariant: bool = False,
+    ) -> None:
         self._module = module
+        self._batch_invariant = batch_invariant
         self._hooks = hooks or SiteHooks(module)
         self._device = device
         self._entries: dict[str, _Entry] = {}
@@ -220,7 +228,7 @@ class SteeringTable:
             if source.prompt_gate is None and source.site is not None:
                 places = [place for place, row in enumerate(row_of_token) if row in of_rows]
                 tokens, read = (torch.tensor(each, device=self._device) for each in (places, list(columns[key])))
-                reading = Reading(key, source.reader, tokens, read)
+                reading = Reading(key, source.reader, tokens, read, self._batch_invariant)
                 readings[source.site] = (*readings.get(source.site, ()), reading)
         return readings, columns
 
@@ -321,7 +329,9 @@ class SteeringTable:
 
     def _site(self, site: Site) -> SiteTable:
         if site not in self._sites:
-            self._sites[site] = SiteTable(site_width(self._module, site), self._capacity, self._device)
+            self._sites[site] = SiteTable(
+                site_width(self._module, site), self._capacity, self._device, batch_invariant=self._batch_invariant
+            )
         return self._sites[site]
 
     def _take_row(self) -> int:

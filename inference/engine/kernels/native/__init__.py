@@ -103,6 +103,8 @@ def decode_attention(
     window: int,
     softcap: float,
     sinks: Tensor | None = None,
+    *,
+    ordered: bool = False,
 ) -> Tensor:
     """Compute attention of one new token of each of ``n`` sequences over all its tokens, itself included.
 
@@ -110,14 +112,21 @@ def decode_attention(
     in the last dimension; ``block_table`` int32 ``[n, max_blocks]`` and ``lengths`` int32 ``[n]`` on the CPU. A
     ``window`` of 0 means all tokens, otherwise the last ``window`` ones; ``softcap`` 0 means none. ``sinks`` float32
     ``[heads]`` are scores that take part in the softmax without a value. Sums are float32.
+    With ``ordered``, the order of a query's sums depends only on its position, so the result has the same bits whatever
+    the other sequences, the blocks and the number of threads are, and in :func:`prompt_attention`.
     Returns ``[n, heads, head_dim]`` in the query's dtype. Fastest if the tokens of a head in a block are adjacent:
     ``torch.empty(blocks, kv_heads, block_size, head_dim).transpose(1, 2)``.
     """
     if _active.is_native and query.device.type == "cpu" and keys.shape == values.shape:
         out: Tensor = torch.ops.millm_native.decode_attention(
-            query, keys, values, block_table, lengths, scale, window, softcap, sinks
+            query, keys, values, block_table, lengths, scale, window, softcap, sinks, ordered
         )
         return out
+    if ordered:
+        starts, counts = lengths - 1, torch.ones_like(lengths)
+        return fallback.ordered_attention(
+            query, keys, values, block_table, starts, counts, scale, window, softcap, sinks
+        )
     return fallback.decode_attention(query, keys, values, block_table, lengths, scale, window, softcap, sinks)
 
 
@@ -132,19 +141,25 @@ def prompt_attention(
     window: int,
     softcap: float,
     sinks: Tensor | None = None,
+    *,
+    ordered: bool = False,
 ) -> Tensor:
     """Compute causal attention of chunks of prompts, each over all tokens of its sequence so far.
 
     ``query`` ``[tokens, heads, head_dim]`` holds the chunks one after the other; chunk ``i`` has ``counts[i]`` tokens,
     the first at position ``starts[i]`` of its sequence (both int32 ``[n]`` on the CPU). The other arguments and the
     result are as in :func:`decode_attention`. With bfloat16 dot products, attention weights are rounded to bfloat16
-    before they are multiplied by the values, as in flash attention.
+    before they are multiplied by the values, as in flash attention, except with ``ordered``.
     """
-    if _active.is_native and _attends_prompts(query, keys, values):
+    if _active.is_native and _attends_prompts(query, keys, values, ordered=ordered):
         out: Tensor = torch.ops.millm_native.prompt_attention(
-            query, keys, values, block_table, starts, counts, scale, window, softcap, sinks
+            query, keys, values, block_table, starts, counts, scale, window, softcap, sinks, ordered
         )
         return out
+    if ordered:
+        return fallback.ordered_attention(
+            query, keys, values, block_table, starts, counts, scale, window, softcap, sinks
+        )
     return fallback.prompt_attention(query, keys, values, block_table, starts, counts, scale, window, softcap, sinks)
 
 
@@ -156,22 +171,25 @@ def write_kv(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, slot_mapp
         fallback.write_kv(keys, values, key, value, slot_mapping)
 
 
-def steer(hidden: Tensor, rows: Tensor, tables: SteeringTensors, given: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def steer(
+    hidden: Tensor, rows: Tensor, tables: SteeringTensors, given: Tensor | None = None, *, ordered: bool = False
+) -> tuple[Tensor, Tensor]:
     """Apply the edits of each token's row (``rows`` int64 ``[tokens]``) to ``hidden`` ``[tokens, d]``. Returns a new
     tensor.
 
     The second result is the relative change of each token, ``|h' - h| / |h|``, float32 ``[tokens]``, 0 if unchanged.
     Tokens whose row does not act stay bitwise the same. Changes are computed in float32 and cast once. ``given``
-    ``[tokens, entries]`` holds the activations of entries that are marked as given.
+    ``[tokens, entries]`` holds the activations of entries that are marked as given. With ``ordered``, a token's result
+    has the same bits whatever the other tokens and rows are.
     """
     if _active.is_native and hidden.device.type == "cpu" and hidden.dtype in _FLOATS and hidden.stride(-1) == 1:
         out: tuple[Tensor, Tensor] = torch.ops.millm_native.steer.default(hidden, rows, *tables.all(), given)
         return out
-    return fallback.steer(hidden, rows, tables, given)
+    return (fallback.steer_each if ordered else fallback.steer)(hidden, rows, tables, given)
 
 
-def _attends_prompts(query: Tensor, keys: Tensor, values: Tensor) -> bool:
-    fits = keys.shape == values.shape and query.shape[-1] % _active.lanes == 0
+def _attends_prompts(query: Tensor, keys: Tensor, values: Tensor, *, ordered: bool) -> bool:
+    fits = keys.shape == values.shape and (ordered or query.shape[-1] % _active.lanes == 0)
     return query.dtype in _FLOATS and fits and query.device.type == "cpu"
 
 

@@ -18,8 +18,11 @@ from inference.engine.kernels.native.steering_tensors import (
     Number,
     SteeringTensors,
 )
+from inference.engine.kernels.row_tiles import TILE_ROWS
 
 LAYER_NORM_EPS = 1e-5  # added to the deviation, as in SAELens
+ORDERED_KEYS = 64  # keys whose weights are added up before they join the others
+LOWEST = -1e30  # stands for a maximum over nothing, to be subtracted safely
 
 
 def decode_attention(
@@ -87,6 +90,86 @@ def prompt_attention(
     return chunks[0] if len(chunks) == 1 else torch.cat(chunks)
 
 
+def ordered_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_table: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """See :func:`inference.engine.kernels.native.prompt_attention` with ``ordered``.
+
+    Each product has the same shape: TILE_ROWS tokens of a sequence, and ORDERED_KEYS keys from a multiple of that on.
+    """
+    look = _Look(scale, window, softcap, _column(_by_key_head(sinks, keys.shape[2])))
+    outputs, first = [], 0
+    for table, start, count in zip(block_table, starts.tolist(), counts.tolist(), strict=True):
+        oldest = max(0, start - window + 1) if window else 0
+        seen = [_in_blocks(_gather(pool, table, oldest, start + count), oldest) for pool in (keys, values)]
+        for tile in range(0, count, TILE_ROWS):
+            own = query[first + tile : first + min(count, tile + TILE_ROWS)]
+            outputs.append(_attend_tile(own, start + tile, seen[0], seen[1], oldest // ORDERED_KEYS, look))
+        first += count
+    return torch.cat(outputs)
+
+
+class _Look(NamedTuple):
+    """As :class:`~inference.engine.kernels.varlen_attention.AttentionParams`; ``sinks`` ``[kv_heads, group, 1, 1]``."""
+
+    scale: float
+    window: int
+    softcap: float
+    sinks: Tensor | None
+
+
+def _in_blocks(tokens: Tensor, first: int) -> Tensor:
+    """Return ``[kv_heads, n, d]`` from place ``first`` on as float32 blocks ``[blocks, kv_heads, ORDERED_KEYS, d]``.
+
+    Zeros fill the first and the last one.
+    """
+    before = first % ORDERED_KEYS
+    after = -(before + tokens.shape[1]) % ORDERED_KEYS
+    padded = functional.pad(tokens.float(), (0, 0, before, after))
+    return padded.reshape(len(padded), -1, ORDERED_KEYS, padded.shape[2]).transpose(0, 1).contiguous()
+
+
+def _attend_tile(query: Tensor, start: int, keys: Tensor, values: Tensor, first_block: int, look: _Look) -> Tensor:
+    """Attend ``[n, heads, d]``, the first at position ``start``, block after block with an online softmax."""
+    count, heads, size = query.shape
+    kv_heads, group = keys.shape[1], heads // keys.shape[1]
+    padded = query.new_zeros(TILE_ROWS, heads, size, dtype=torch.float32)
+    padded[:count] = query
+    rows = padded.view(TILE_ROWS, kv_heads, group, size).permute(1, 2, 0, 3).flatten(1, 2).contiguous()
+    shape = (kv_heads, group, TILE_ROWS, 1)
+    maximum = rows.new_full(shape, -math.inf) if look.sinks is None else look.sinks.expand(shape).contiguous()
+    total, mixed = (maximum > -math.inf).float(), rows.new_zeros(*shape[:3], values.shape[-1])
+    positions = torch.arange(start, start + TILE_ROWS, device=query.device).unsqueeze(1)
+    for block in range((start + count - 1) // ORDERED_KEYS + 1 - first_block):
+        scores = torch.bmm(rows, keys[block].transpose(1, 2)).view(kv_heads, group, TILE_ROWS, ORDERED_KEYS)
+        scores = scores * look.scale
+        if look.softcap:
+            scores = torch.tanh(scores / look.softcap) * look.softcap
+        begin = (first_block + block) * ORDERED_KEYS
+        places = torch.arange(begin, begin + ORDERED_KEYS, device=query.device)
+        hidden = places > positions
+        if look.window:
+            hidden |= places <= positions - look.window
+        scores = scores.masked_fill(hidden, -math.inf)
+        top = torch.maximum(maximum, scores.amax(-1, keepdim=True))
+        safe = top.clamp_min(LOWEST)
+        weights, fade = (scores - safe).exp(), (maximum - safe).exp()
+        total = total * fade + weights.sum(-1, keepdim=True)
+        mixed = mixed * fade + torch.bmm(weights.flatten(1, 2), values[block]).view(mixed.shape)
+        maximum = top
+    out = (mixed / total).permute(2, 0, 1, 3).flatten(1, 2)
+    return out[:count].to(query.dtype)
+
+
 def write_kv(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
     """See :func:`inference.engine.kernels.native.write_kv`."""
     slots = slot_mapping.to(keys.device)
@@ -128,6 +211,63 @@ def steer(
     steered.mul_(torch.where(keeps, norm / steered_norm, 1.0))
     out = torch.where((flags & ACTS).bool(), steered.to(hidden.dtype), hidden)
     return out, _relative_change(steered.copy_(out).sub_(h), norm.squeeze(1))
+
+
+def steer_each(
+    hidden: Tensor,
+    rows: Tensor,
+    tables: SteeringTensors,
+    given: Tensor | None = None,
+    replacements: Sequence[Replacement] = (),
+) -> tuple[Tensor, Tensor]:
+    """Return :func:`steer`, computed token by token from the token's own row and its entries only."""
+    out, changes = hidden.clone(), hidden.new_zeros(len(hidden), dtype=torch.float32)
+    own: dict[int, tuple[SteeringTensors, Tensor]] = {}
+    for place, row in enumerate(rows.tolist()):
+        if not int(tables.flags[row]) & ACTS:
+            continue
+        if row not in own:
+            own[row] = _own_table(tables, row)
+        table, slots = own[row]
+        token = slice(place, place + 1)
+        out[token], changes[token] = steer(
+            hidden[token],
+            rows.new_zeros(1),
+            table,
+            None if given is None else given[token][:, slots],
+            [_own_replacement(each, slots, token) for each in replacements],
+        )
+    return out, changes
+
+
+def _own_table(tables: SteeringTensors, row: int) -> tuple[SteeringTensors, Tensor]:
+    """Return a table with one row and its entries, and the slots that they have in the whole table."""
+    slots = tables.slots[row, : int(tables.counts[row])].long()
+    codes = tables.codes[slots].clone()
+    place_of = {slot: place for place, slot in enumerate(slots.tolist())}
+    codes[:, Code.ROW] = 0
+    codes[:, Code.GATE] = torch.tensor([place_of[gate] for gate in codes[:, Code.GATE].tolist()], dtype=torch.int32)
+    kinds = {NORMALIZATIONS[code] for code in codes[:, Code.NORMALIZATION].tolist()} | {"none"}
+    one = slice(row, row + 1)
+    table = SteeringTensors(
+        flags=tables.flags[one],
+        vectors=tables.vectors[one],
+        norm_limits=tables.norm_limits[one],
+        counts=tables.counts[one],
+        slots=torch.arange(len(slots), dtype=torch.int32).unsqueeze(0),
+        read=tables.read[slots],
+        write=tables.write[slots],
+        numbers=tables.numbers[slots],
+        codes=codes,
+        normalizations=tuple(kind for kind in NORMALIZATIONS if kind in kinds),
+    )
+    return table, slots
+
+
+def _own_replacement(replacement: Replacement, slots: Tensor, token: slice) -> Replacement:
+    """Return the part of a replacement that concerns one token; other rows' entries have no place in its table."""
+    own = (slots.unsqueeze(1) == replacement.slots).any(1).nonzero().squeeze(1)
+    return Replacement(own, replacement.step[token])
 
 
 def _relative_change(delta: Tensor, norm: Tensor) -> Tensor:

@@ -4,10 +4,14 @@
 #include <limits>
 
 #include "kernels.h"
+#include "vectors.h"
 
 namespace millm {
 
 constexpr float kNone = -std::numeric_limits<float>::infinity();
+
+constexpr float kLowest = -1e30f;  // stands for a maximum over nothing, to be subtracted safely
+constexpr int64_t kOrderedBlock = 96;  // keys whose weights are added up before they join the others
 
 struct Pool {
   int64_t block_stride, token_stride, head_stride;

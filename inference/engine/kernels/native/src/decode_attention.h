@@ -5,6 +5,7 @@
 // a sequence are joined at the end. Keys and values are read once per key-value head, for all query heads of it.
 #pragma once
 
+#include <atomic>
 #include <cmath>
 #include <type_traits>
 #include <vector>
@@ -306,10 +307,192 @@ void attend(const TensorView& query, const TensorView& keys, const TensorView& v
   }
 }
 
+// A token's query in which the order of the sums depends on its position only: a thread takes all keys of a key-value
+// head, in blocks of kOrderedBlock from the start of the sequence. As PromptWorker with ORDERED.
+template <typename T>
+class SingleWorker {
+ public:
+  SingleWorker(const Shape& shape, const Pool& key_pool, const Pool& value_pool, const T* keys, const T* values,
+               const Scoring& how, int64_t window)
+      : shape_(shape), key_pool_(key_pool), value_pool_(value_pool), keys_(keys), values_(values), how_(how),
+        window_(window), query_(shape.group * shape.padded), mixed_(shape.group * shape.padded),
+        scores_(shape.group * kOrderedBlock), maximum_(shape.group), total_(shape.group) {}
+
+  // The query heads of a key-value head, for the token that sees `length` tokens; out has the token's heads.
+  void run(const T* query, int64_t head_stride, int64_t head, const int32_t* blocks, int64_t length, T* out) {
+    const int64_t first = head * shape_.group, d = shape_.head_dim;
+    for (int64_t g = 0; g < shape_.group; ++g) {
+      for (int64_t i = 0; i < d; i += kLanes)
+        load(query + (first + g) * head_stride + i, d - i).store(query_.data() + g * shape_.padded + i);
+      maximum_[g] = how_.sinks ? how_.sinks[first + g] : kNone;
+      total_[g] = maximum_[g] == kNone ? 0.f : 1.f;
+    }
+    std::fill(mixed_.begin(), mixed_.end(), 0.f);
+    const int64_t from = window_ > 0 ? std::max<int64_t>(0, length - window_) : 0;
+    for (int64_t at = from / kOrderedBlock * kOrderedBlock; at < length; at += kOrderedBlock) {
+      const int64_t skipped = std::max<int64_t>(0, from - at), count = std::min(kOrderedBlock, length - at);
+      find_rows(blocks, head, at, skipped, count);
+      for (int64_t g = 0; g < shape_.group; g += 2) {
+        if (shape_.group - g >= 2)
+          attend<2>(g, skipped, count);
+        else
+          attend<1>(g, skipped, count);
+      }
+    }
+    for (int64_t g = 0; g < shape_.group; ++g) {
+      const Vec share(1.f / total_[g]);
+      for (int64_t i = 0; i < d; i += kLanes)
+        store(out + (first + g) * d + i, Vec::loadu(mixed_.data() + g * shape_.padded + i) * share, d - i);
+    }
+  }
+
+ private:
+  void find_rows(const int32_t* blocks, int64_t head, int64_t at, int64_t skipped, int64_t count) {
+    for (int64_t t = skipped; t < count; ++t) {
+      const int64_t token = at + t, block = blocks[token / shape_.block_size], offset = token % shape_.block_size;
+      key_rows_[t] = keys_ + block * key_pool_.block_stride + offset * key_pool_.token_stride + head * key_pool_.head_stride;
+      value_rows_[t] =
+          values_ + block * value_pool_.block_stride + offset * value_pool_.token_stride + head * value_pool_.head_stride;
+    }
+  }
+
+  template <int GROUP>
+  void attend(int64_t g, int64_t skipped, int64_t count) {
+    const float* query = query_.data() + g * shape_.padded;
+    float *scores = scores_.data() + g * kOrderedBlock, *mixed = mixed_.data() + g * shape_.padded;
+    score<GROUP>(query, skipped, count, scores);
+    for (int one = 0; one < GROUP; ++one)
+      soften(scores + one * kOrderedBlock, skipped, count, maximum_[g + one], total_[g + one],
+             mixed + one * shape_.padded);
+    int64_t i = 0;
+    constexpr int kSide = kLanes == 16 ? 8 : 4;
+    for (; i + kSide * kLanes <= shape_.head_dim; i += kSide * kLanes)
+      mix<GROUP, kSide>(scores, skipped, count, i, mixed);
+    for (; i < shape_.head_dim; i += kLanes) mix<GROUP, 1>(scores, skipped, count, i, mixed);
+  }
+
+  // Four keys side by side, because each sum is one chain of additions.
+  template <int GROUP>
+  void score(const float* query, int64_t skipped, int64_t count, float* scores) {
+    const int64_t d = shape_.head_dim, whole = d / kLanes * kLanes;
+    for (int64_t t = skipped; t < count; t += 4) {
+      const T* rows[4];
+      for (int j = 0; j < 4; ++j) rows[j] = key_rows_[std::min(t + j, count - 1)];
+      Vec acc[GROUP][4];
+      for (auto& head : acc)
+        for (Vec& a : head) a = Vec(0.f);
+      const auto step = [&](int64_t i, auto load_key) {
+        Vec key[4];
+        for (int j = 0; j < 4; ++j) key[j] = load_key(rows[j] + i);
+        for (int g = 0; g < GROUP; ++g) {
+          const Vec q = Vec::loadu(query + g * shape_.padded + i);
+          for (int j = 0; j < 4; ++j) acc[g][j] = at::vec::fmadd(q, key[j], acc[g][j]);
+        }
+      };
+      for (int64_t i = 0; i < whole; i += kLanes) step(i, [](const T* p) { return load(p); });
+      if (whole < d) step(whole, [&](const T* p) { return load(p, d - whole); });
+      for (int g = 0; g < GROUP; ++g) {
+        float four[4];
+        four_sums(acc[g][0], acc[g][1], acc[g][2], acc[g][3], four);
+        std::copy(four, four + std::min<int64_t>(4, count - t), scores + g * kOrderedBlock + t);
+      }
+    }
+  }
+
+  void soften(float* scores, int64_t skipped, int64_t count, float& maximum, float& total, float* mixed) const {
+    const int64_t end = (count + kLanes - 1) / kLanes * kLanes;
+    const auto hide = [&] {
+      std::fill(scores, scores + skipped, kNone);
+      std::fill(scores + count, scores + end, kNone);
+    };
+    hide();
+    Vec top(kNone);
+    for (int64_t t = 0; t < end; t += kLanes) {
+      Vec s = Vec::loadu(scores + t) * Vec(how_.scale);
+      if (how_.softcap > 0) s = (s / Vec(how_.softcap)).tanh() * Vec(how_.softcap);
+      s.store(scores + t);
+      if (how_.softcap <= 0) top = at::vec::maximum(top, s);
+    }
+    if (how_.softcap > 0) {  // tanh made the hidden ones finite
+      hide();
+      for (int64_t t = 0; t < end; t += kLanes) top = at::vec::maximum(top, Vec::loadu(scores + t));
+    }
+    const float raised = std::max(maximum, largest(top));
+    const Vec safe = at::vec::maximum(Vec(raised), Vec(kLowest));
+    Vec added(0.f);
+    for (int64_t t = 0; t < end; t += kLanes) {
+      const Vec weight = (Vec::loadu(scores + t) - safe).exp();
+      weight.store(scores + t);
+      added = added + weight;
+    }
+    const Vec fade = (Vec(maximum) - safe).exp();
+    float lanes[kLanes];
+    at::vec::fmadd(Vec(total), fade, Vec(ordered_sum(added))).store(lanes);
+    total = lanes[0];
+    if (raised != maximum)
+      for (int64_t i = 0; i < shape_.padded; i += kLanes) (Vec::loadu(mixed + i) * fade).store(mixed + i);
+    maximum = raised;
+  }
+
+  template <int GROUP, int NV>
+  void mix(const float* weights, int64_t skipped, int64_t count, int64_t from, float* mixed) {
+    Vec sums[GROUP][NV];
+    for (int g = 0; g < GROUP; ++g)
+      for (int v = 0; v < NV; ++v) sums[g][v] = Vec::loadu(mixed + g * shape_.padded + from + v * kLanes);
+    for (int64_t t = skipped; t < count; ++t)
+      for (int v = 0; v < NV; ++v) {
+        const Vec value = load(value_rows_[t] + from + v * kLanes, shape_.head_dim - from - v * kLanes);
+        for (int g = 0; g < GROUP; ++g)
+          sums[g][v] = at::vec::fmadd(Vec(weights[g * kOrderedBlock + t]), value, sums[g][v]);
+      }
+    for (int g = 0; g < GROUP; ++g)
+      for (int v = 0; v < NV; ++v) sums[g][v].store(mixed + g * shape_.padded + from + v * kLanes);
+  }
+
+  const Shape& shape_;
+  const Pool &key_pool_, &value_pool_;
+  const T *keys_, *values_;
+  const Scoring& how_;
+  const int64_t window_;
+  std::vector<float> query_, mixed_;  // [query heads of the key-value head, padded]
+  std::vector<float> scores_;         // [query heads, keys]
+  std::vector<float> maximum_, total_;
+  const T *key_rows_[kOrderedBlock], *value_rows_[kOrderedBlock];
+};
+
+// `length(i)` and `blocks(i)` of token i: how many tokens it sees, and where they are.
+template <typename T, typename Length, typename Blocks>
+void attend_singles(const TensorView& query, const TensorView& keys, const TensorView& values, const Length& length,
+                    const Blocks& blocks, const Scoring& how, int64_t window, const TensorView& out) {
+  const int64_t n = query.size(0), d = query.size(2);
+  const Shape shape{query.size(1), keys.size(2), query.size(1) / keys.size(2), d,
+                    (d + kLanes - 1) / kLanes * kLanes, keys.size(1)};
+  const Pool key_pool = strides_of(keys), value_pool = strides_of(values);
+  int64_t all = 0;
+  for (int64_t i = 0; i < n; ++i) all += window > 0 ? std::min<int64_t>(window, length(i)) : length(i);
+  std::atomic<int64_t> next{0};
+  const auto work = [&](int64_t, int64_t) {
+    SingleWorker<T> worker(shape, key_pool, value_pool, keys.as<T>(), values.as<T>(), how, window);
+    for (int64_t task = next++; task < n * shape.kv_heads; task = next++) {
+      const int64_t i = task / shape.kv_heads;
+      worker.run(query.as<T>() + i * query.stride(0), query.stride(1), task % shape.kv_heads, blocks(i), length(i),
+                 out.as<T>() + i * shape.heads * d);
+    }
+  };
+  const int64_t most = std::max<int64_t>(1, std::min(num_threads(), n * shape.kv_heads));
+  parallel_for(0, std::max<int64_t>(1, std::min(most, all / (2 * kTile))), 1, work);
+}
+
 void decode_attention(const TensorView& query, const TensorView& keys, const TensorView& values,
                       const TensorView& table, const TensorView& lengths, const Scoring& how, int64_t window,
-                      const TensorView& out) {
-  MILLM_BY_TYPE(query, attend<T>(query, keys, values, table, lengths, how, window, out));
+                      bool ordered, const TensorView& out) {
+  if (!ordered) {
+    MILLM_BY_TYPE(query, attend<T>(query, keys, values, table, lengths, how, window, out));
+    return;
+  }
+  const auto length = [&](int64_t i) { return static_cast<int64_t>(lengths.as<int32_t>()[i]); };
+  const auto blocks = [&](int64_t i) { return table.as<int32_t>() + i * table.stride(0); };
+  MILLM_BY_TYPE(query, attend_singles<T>(query, keys, values, length, blocks, how, window, out));
 }
 
 void copy_rows(const TensorView& rows, const int64_t* slots, const TensorView& pool) {

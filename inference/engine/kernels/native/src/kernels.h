@@ -20,12 +20,13 @@ struct Scoring {
   const float* sinks = nullptr;
 };
 
+// Ordered: the order of a query's sums depends on its position only, and is the same in both.
 void decode_attention(const TensorView& query, const TensorView& keys, const TensorView& values,
                       const TensorView& table, const TensorView& lengths, const Scoring& how, int64_t window,
-                      const TensorView& out);
+                      bool ordered, const TensorView& out);
 void prompt_attention(const TensorView& query, const TensorView& keys, const TensorView& values,
                       const TensorView& table, const TensorView& starts, const TensorView& counts, const Scoring& how,
-                      int64_t window, const TensorView& out);
+                      int64_t window, bool ordered, const TensorView& out);
 void copy_rows(const TensorView& rows, const int64_t* slots, const TensorView& pool);
 
 // offset: 1 where the stored weight is a difference from one (Gemma), else 0.
@@ -38,10 +39,12 @@ enum class Activation { kSilu, kGeluTanh };
 void gate_rows(const TensorView& gate, const TensorView& up, Activation activation, const TensorView& out);
 void add_rows(const TensorView& x, const TensorView& out);  // out += x
 
-// Products with a weight [n, k] of the rows' 16-bit type, or of bytes; bias may be null.
-void multiply_rows(const TensorView& x, const TensorView& weight, const TensorView* bias, const TensorView& out);
+// Products with a weight [n, k] of the rows' type, or of bytes; bias may be null. Ordered: the order in which the
+// products of one result are added does not depend on the number of rows.
+void multiply_rows(const TensorView& x, const TensorView& weight, const TensorView* bias, bool ordered,
+                   const TensorView& out);
 void multiply_int8(const TensorView& x, const TensorView& weight, const TensorView& scales, const TensorView& sums,
-                   const TensorView* bias, const TensorView& out);
+                   const TensorView* bias, bool ordered, const TensorView& out);
 
 enum RowFlag : uint8_t { kActs = 1, kHasVector = 2, kKeepsNorm = 4 };
 enum Number { kBias, kThreshold, kGainLessOne, kOffset, kLower, kUpper, kFloor, kNormLimit, kNumbers };

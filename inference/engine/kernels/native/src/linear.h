@@ -116,7 +116,8 @@ inline void bf16_rows(int rows, const BFloat16* x, int64_t x_stride, const BFloa
   }
 }
 
-void multiply_bf16(const TensorView& x, const TensorView& w, const BFloat16* bias, const TensorView& out) {
+// Ordered: sums in the order of bf16_tile for any number of rows.
+void multiply_bf16(const TensorView& x, const TensorView& w, const BFloat16* bias, bool ordered, const TensorView& out) {
   const int64_t rows = x.size(0), k = w.size(1), n = w.size(0);
   const BFloat16 *xs = x.as<BFloat16>(), *ws = w.as<BFloat16>();
   BFloat16* o = out.as<BFloat16>();
@@ -129,7 +130,7 @@ void multiply_bf16(const TensorView& x, const TensorView& w, const BFloat16* bia
       for (int64_t r = 0; r < rows;) {
         const int64_t left = rows - r;
         const int take = static_cast<int>(left <= 6 ? left : left < 12 ? (left + 1) / 2 : 6);
-        if (rows <= 4)
+        if (rows <= 4 && !ordered)
           bf16_lines(take, xs, x.stride(0), ws + column * k, k, tile, columns);
         else if (columns == kColumns)
           bf16_rows<kColumns>(take, xs + r * x.stride(0), x.stride(0), ws + column * k, k,
@@ -314,23 +315,28 @@ Features features() {
   return {kLanes * 4, MILLM_BF16_DOT != 0, MILLM_INT8_DOT != 0, MILLM_INT16_PAIRS != 0 && MILLM_INT8_DOT == 0};
 }
 
-void multiply_rows(const TensorView& x, const TensorView& weight, const TensorView* bias, const TensorView& out) {
+void multiply_rows(const TensorView& x, const TensorView& weight, const TensorView* bias, bool ordered,
+                   const TensorView& out) {
+  if (x.type == ScalarType::Float)
+    return multiply_wide<float, float>(x, weight, nullptr, bias ? bias->as<float>() : nullptr, ordered, out);
   if (x.type == ScalarType::Half)
-    return multiply_wide<Half, Half>(x, weight, nullptr, bias ? bias->as<Half>() : nullptr, out);
+    return multiply_wide<Half, Half>(x, weight, nullptr, bias ? bias->as<Half>() : nullptr, ordered, out);
   const BFloat16* added = bias ? bias->as<BFloat16>() : nullptr;
 #if MILLM_BF16_DOT
-  multiply_bf16(x, weight, added, out);
+  multiply_bf16(x, weight, added, ordered, out);
 #else
-  multiply_wide<BFloat16, BFloat16>(x, weight, nullptr, added, out);
+  multiply_wide<BFloat16, BFloat16>(x, weight, nullptr, added, ordered, out);
 #endif
 }
 
+// With the processor's dot products of bytes all sums are exact, and always ordered.
 void multiply_int8(const TensorView& x, const TensorView& weight, const TensorView& scales, const TensorView& sums,
-                   const TensorView* bias, const TensorView& out) {
+                   const TensorView* bias, bool ordered, const TensorView& out) {
 #if MILLM_INT8_DOT
   MILLM_BY_TYPE(x, multiply_bytes<T>(x, weight, scales, sums, bias ? bias->as<T>() : nullptr, out));
 #else
-  MILLM_BY_TYPE(x, (multiply_wide<T, int8_t>(x, weight, scales.as<float>(), bias ? bias->as<T>() : nullptr, out)));
+  MILLM_BY_TYPE(x, (multiply_wide<T, int8_t>(x, weight, scales.as<float>(), bias ? bias->as<T>() : nullptr, ordered,
+                                             out)));
 #endif
 }
 

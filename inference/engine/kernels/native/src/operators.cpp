@@ -130,36 +130,36 @@ void check_heads(std::string_view name, const TensorView& query, const TensorVie
 }
 
 void attend(const TensorView& query, const TensorView& keys, const TensorView& values, const TensorView& block_table,
-            const TensorView& lengths, double scale, int64_t window, double softcap, Optional sinks,
+            const TensorView& lengths, double scale, int64_t window, double softcap, Optional sinks, bool ordered,
             const TensorView& out) {
   check_heads("decode_attention", query, keys, values);
   STD_TORCH_CHECK(block_table.type == ScalarType::Int && block_table.dims == 2 && block_table.stride(1) == 1 &&
                       is_vector_of(lengths, ScalarType::Int, query.size(0)),
                   "decode_attention: block_table and lengths are int32 and contiguous");
   const Scoring how{static_cast<float>(scale), static_cast<float>(softcap), sinks_of(sinks, query)};
-  decode_attention(query, keys, values, block_table, lengths, how, window, out);
+  decode_attention(query, keys, values, block_table, lengths, how, window, ordered, out);
 }
 
 Tensor decode_attention_op(const Tensor& query, const Tensor& keys, const Tensor& values, const Tensor& block_table,
                            const Tensor& lengths, double scale, int64_t window, double softcap,
-                           const OptionalTensor& sinks) {
+                           const OptionalTensor& sinks, bool ordered) {
   const TensorView q = view_of(query);
   STD_TORCH_CHECK(q.dims == 3, "decode_attention: shapes");
   const Tensor out = empty(q, {q.size(0), q.size(1), q.size(2)});
   const auto sink = view_of(sinks);
   attend(q, view_of(keys), view_of(values), view_of(block_table), view_of(lengths), scale, window, softcap,
-         pointer(sink), view_of(out));
+         pointer(sink), ordered, view_of(out));
   return out;
 }
 
 Tensor prompt_attention_op(const Tensor& query, const Tensor& keys, const Tensor& values, const Tensor& block_table,
                            const Tensor& starts, const Tensor& counts, double scale, int64_t window, double softcap,
-                           const OptionalTensor& sinks) {
+                           const OptionalTensor& sinks, bool ordered) {
   const TensorView q = view_of(query), k = view_of(keys), v = view_of(values), table = view_of(block_table);
   const TensorView start = view_of(starts), count = view_of(counts);
   check_heads("prompt_attention", q, k, v);
   const int64_t lanes = features().vector_bytes / 4;
-  STD_TORCH_CHECK(q.size(2) % lanes == 0, "prompt_attention: head_dim must be whole vectors of ", lanes);
+  STD_TORCH_CHECK(ordered || q.size(2) % lanes == 0, "prompt_attention: head_dim must be whole vectors of ", lanes);
   STD_TORCH_CHECK(table.type == ScalarType::Int && table.dims == 2 && table.stride(1) == 1,
                   "prompt_attention: block_table");
   for (const TensorView* row : {&start, &count})
@@ -171,7 +171,7 @@ Tensor prompt_attention_op(const Tensor& query, const Tensor& keys, const Tensor
   const Tensor out = empty(q, {q.size(0), q.size(1), q.size(2)});
   const auto sink = view_of(sinks);
   const Scoring how{static_cast<float>(scale), static_cast<float>(softcap), sinks_of(pointer(sink), q)};
-  prompt_attention(q, k, v, table, start, count, how, window, view_of(out));
+  prompt_attention(q, k, v, table, start, count, how, window, ordered, view_of(out));
   return out;
 }
 
@@ -254,43 +254,42 @@ void check_bias(Optional bias, const TensorView& x, int64_t count) {
   STD_TORCH_CHECK(!bias || is_vector_of(*bias, x.type, count), "a bias has the rows' type, one number a column");
 }
 
-// weight: a matrix of 16 bits alone, or int8 with its scales and sums; x: rows of adjacent numbers.
-void multiply(const TensorView& x, const Views& weight, Optional bias, const TensorView& out) {
+// weight: a matrix of floats alone, or int8 with its scales and sums; x: rows of adjacent numbers.
+void multiply(const TensorView& x, const Views& weight, Optional bias, bool ordered, const TensorView& out) {
   STD_TORCH_CHECK(weight.size() == 1 || weight.size() == 3, "a weight is one tensor, or three with int8");
   const TensorView& w = weight[0];
   STD_TORCH_CHECK(x.dims == 2 && w.dims == 2 && is_contiguous(w) && x.size(1) == w.size(1) && x.stride(1) == 1,
                   "a product: shapes");
   check_bias(bias, x, w.size(0));
   if (weight.size() == 1) {
-    STD_TORCH_CHECK(w.type == x.type && is_float(x.type) && x.type != ScalarType::Float,
-                    "linear_rows: a weight and rows of bfloat16 or float16");
-    return multiply_rows(x, w, bias, out);
+    STD_TORCH_CHECK(w.type == x.type && is_float(x.type), "linear_rows: a weight and rows of one type of floats");
+    return multiply_rows(x, w, bias, ordered, out);
   }
   const TensorView &scales = weight[1], &sums = weight[2];
   STD_TORCH_CHECK(w.type == ScalarType::Char && is_float(x.type), "linear_int8: dtypes");
   STD_TORCH_CHECK(is_vector_of(scales, ScalarType::Float, w.size(0)) && is_vector_of(sums, ScalarType::Int, w.size(0)),
                   "linear_int8: scales and sums");
-  multiply_int8(x, w, scales, sums, bias, out);
+  multiply_int8(x, w, scales, sums, bias, ordered, out);
 }
 
-Tensor product(const Tensor& x, const Views& weight, const OptionalTensor& bias) {
+Tensor product(const Tensor& x, const Views& weight, const OptionalTensor& bias, bool ordered) {
   TensorView in = view_of(x);
   STD_TORCH_CHECK(in.dims == 2, "a product: shapes");
   const Tensor rows = in.stride(1) == 1 ? x : torch::stable::contiguous(x);
   in = view_of(rows);
   const Tensor out = empty(in, {in.size(0), weight[0].size(0)});
   const auto added = view_of(bias);
-  multiply(in, weight, pointer(added), view_of(out));
+  multiply(in, weight, pointer(added), ordered, view_of(out));
   return out;
 }
 
-Tensor linear_rows_op(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
-  return product(x, {view_of(weight)}, bias);
+Tensor linear_rows_op(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, bool ordered) {
+  return product(x, {view_of(weight)}, bias, ordered);
 }
 
 Tensor linear_int8_op(const Tensor& x, const Tensor& weight, const Tensor& scales, const Tensor& sums,
-                      const OptionalTensor& bias) {
-  return product(x, {view_of(weight), view_of(scales), view_of(sums)}, bias);
+                      const OptionalTensor& bias, bool ordered) {
+  return product(x, {view_of(weight), view_of(scales), view_of(sums)}, bias, ordered);
 }
 
 // Whether a token's row has an entry whose activation must be given.
@@ -346,16 +345,16 @@ std::tuple<Tensor, Tensor> steer_op(const Tensor& hidden, const Tensor& rows, co
 
 // The end of a step: the product, normed if there is a norm, added to x.
 Tensor added_product(const TensorView& x, const TensorView& mixed, const Views& weight, Optional bias, Optional norm_of,
-                     double eps, double offset) {
+                     double eps, double offset, bool ordered) {
   const Tensor out = empty(x, {x.size(0), weight.at(0).size(0)});
   const TensorView to = view_of(out);
   STD_TORCH_CHECK(has_sizes_of(to, x), "the last product has another width than x");
   if (norm_of) {
     const Buffer plain(x, {to.size(0), to.size(1)});
-    multiply(mixed, weight, bias, plain.view);
+    multiply(mixed, weight, bias, ordered, plain.view);
     norm(plain.view, *norm_of, eps, offset, to);
   } else {
-    multiply(mixed, weight, bias, to);
+    multiply(mixed, weight, bias, ordered, to);
   }
   add_rows(x, to);
   return out;
@@ -369,7 +368,7 @@ Tensor attention_step_op(const Tensor& hidden, const Tensor& in_norm, const Opti
                          const std::vector<Tensor>& out_weight, const OptionalTensor& out_bias, const Tensor& cos,
                          const Tensor& sin, const Tensor& keys, const Tensor& values, const Tensor& slot_mapping,
                          const Tensor& block_table, const Tensor& lengths, double scale, int64_t window,
-                         double softcap) {
+                         double softcap, bool ordered) {
   const TensorView x = view_of(hidden), k = view_of(keys), v = view_of(values);
   const TensorView cosines = view_of(cos), sines = view_of(sin);
   const auto of_query = view_of(query_norm), of_key = view_of(key_norm), of_out = view_of(out_norm);
@@ -382,7 +381,7 @@ Tensor attention_step_op(const Tensor& hidden, const Tensor& in_norm, const Opti
 
   const Buffer normed(x, {n, x.size(1)}), joined(x, {n, of_queries + 2 * of_keys});
   norm(x, view_of(in_norm), eps, offset, normed.view);
-  multiply(normed.view, in_weight, pointer(in_bias), joined.view);
+  multiply(normed.view, in_weight, pointer(in_bias), ordered, joined.view);
   const auto heads = [&](int64_t from, int64_t width) {
     TensorView view = shaped(joined.view.as<char>() + from * x.element_size, x, {n, width / d, d});
     view.strides[0] = joined.view.stride(0);
@@ -392,15 +391,17 @@ Tensor attention_step_op(const Tensor& hidden, const Tensor& in_norm, const Opti
   rotate(heads(0, of_queries), pointer(of_query), eps, offset, cosines, sines, query.view);
   rotate(heads(of_queries, of_keys), pointer(of_key), eps, offset, cosines, sines, key.view);
   write(k, v, key.view, heads(of_queries + of_keys, of_keys), view_of(slot_mapping));
-  attend(query.view, k, v, view_of(block_table), view_of(lengths), scale, window, softcap, nullptr, mixed.view);
+  attend(query.view, k, v, view_of(block_table), view_of(lengths), scale, window, softcap, nullptr, ordered,
+         mixed.view);
   return added_product(x, shaped(mixed.view.data, x, {n, of_queries}), views_of(out_weight), pointer(last_bias),
-                       pointer(of_out), eps, offset);
+                       pointer(of_out), eps, offset, ordered);
 }
 
 // x + down(activation(gate(norm(x))) * up(norm(x))).
 Tensor mlp_step_op(const Tensor& hidden, const Tensor& in_norm, const OptionalTensor& out_norm, double eps,
                    double offset, const std::vector<Tensor>& gate_up, const OptionalTensor& gate_up_bias,
-                   const std::vector<Tensor>& down, const OptionalTensor& down_bias, const std::string& activation) {
+                   const std::vector<Tensor>& down, const OptionalTensor& down_bias, const std::string& activation,
+                   bool ordered) {
   const TensorView x = view_of(hidden);
   const auto of_out = view_of(out_norm), in_bias = view_of(gate_up_bias), last_bias = view_of(down_bias);
   const Views in_weight = views_of(gate_up);
@@ -408,14 +409,14 @@ Tensor mlp_step_op(const Tensor& hidden, const Tensor& in_norm, const OptionalTe
   const int64_t n = x.size(0), width = in_weight.at(0).size(0) / 2;
   const Buffer normed(x, {n, x.size(1)}), joined(x, {n, 2 * width}), mixed(x, {n, width});
   norm(x, view_of(in_norm), eps, offset, normed.view);
-  multiply(normed.view, in_weight, pointer(in_bias), joined.view);
+  multiply(normed.view, in_weight, pointer(in_bias), ordered, joined.view);
   const auto half = [&](int64_t from) {
     TensorView view = shaped(joined.view.as<char>() + from * x.element_size, x, {n, width});
     view.strides[0] = joined.view.stride(0);
     return view;
   };
   gate(half(0), half(width), activation, mixed.view);
-  return added_product(x, mixed.view, views_of(down), pointer(last_bias), pointer(of_out), eps, offset);
+  return added_product(x, mixed.view, views_of(down), pointer(last_bias), pointer(of_out), eps, offset, ordered);
 }
 
 std::tuple<int64_t, bool, bool, bool> features_op() {
@@ -427,9 +428,9 @@ std::tuple<int64_t, bool, bool, bool> features_op() {
 
 STABLE_TORCH_LIBRARY(millm_native, m) {
   m.def("decode_attention(Tensor query, Tensor keys, Tensor values, Tensor block_table, Tensor lengths, float scale, "
-        "int window, float softcap, Tensor? sinks=None) -> Tensor");
+        "int window, float softcap, Tensor? sinks=None, bool ordered=False) -> Tensor");
   m.def("prompt_attention(Tensor query, Tensor keys, Tensor values, Tensor block_table, Tensor starts, Tensor counts, "
-        "float scale, int window, float softcap, Tensor? sinks=None) -> Tensor");
+        "float scale, int window, float softcap, Tensor? sinks=None, bool ordered=False) -> Tensor");
   m.def("write_kv(Tensor(a!) keys, Tensor(b!) values, Tensor key, Tensor value, Tensor slot_mapping) -> ()");
   m.def("rms_norm(Tensor x, Tensor weight, float eps, float offset) -> Tensor");
   m.def("norm_rotary(Tensor x, Tensor? weight, float eps, float offset, Tensor cos, Tensor sin) -> Tensor");
@@ -437,11 +438,12 @@ STABLE_TORCH_LIBRARY(millm_native, m) {
   m.def("attention_step(Tensor x, Tensor in_norm, Tensor? query_norm, Tensor? key_norm, Tensor? out_norm, float eps, "
         "float offset, Tensor[] qkv, Tensor? qkv_bias, Tensor[] out_weight, Tensor? out_bias, Tensor cos, Tensor sin, "
         "Tensor(a!) keys, Tensor(b!) values, Tensor slot_mapping, Tensor block_table, Tensor lengths, float scale, "
-        "int window, float softcap) -> Tensor");
+        "int window, float softcap, bool ordered=False) -> Tensor");
   m.def("mlp_step(Tensor x, Tensor in_norm, Tensor? out_norm, float eps, float offset, Tensor[] gate_up, "
-        "Tensor? gate_up_bias, Tensor[] down, Tensor? down_bias, str activation) -> Tensor");
-  m.def("linear_rows(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
-  m.def("linear_int8(Tensor x, Tensor weight, Tensor scales, Tensor sums, Tensor? bias) -> Tensor");
+        "Tensor? gate_up_bias, Tensor[] down, Tensor? down_bias, str activation, bool ordered=False) -> Tensor");
+  m.def("linear_rows(Tensor x, Tensor weight, Tensor? bias, bool ordered=False) -> Tensor");
+  m.def("linear_int8(Tensor x, Tensor weight, Tensor scales, Tensor sums, Tensor? bias, bool ordered=False) -> "
+        "Tensor");
   m.def("steer(Tensor hidden, Tensor rows, Tensor flags, Tensor vectors, Tensor norm_limits, Tensor counts, "
         "Tensor slots, Tensor read, Tensor write, Tensor numbers, Tensor codes, Tensor? given) -> (Tensor, Tensor)");
   m.def("features() -> (int, bool, bool, bool)");

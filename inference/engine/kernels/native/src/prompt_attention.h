@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "decode_attention.h"
 #include "vectors.h"
 
 namespace millm {
@@ -20,7 +21,7 @@ constexpr int kWide = kLanes == 16 ? 4 : 2;         // vectors across a tile
 constexpr int kDeep = 6;                            // rows down a tile
 constexpr int64_t kQueryRows = kWide * kLanes;      // of a task
 constexpr int64_t kKeyBlock = 16 * kDeep;           // keys whose scores are held at once
-constexpr float kLowest = -1e30f;                   // stands for a maximum over nothing, to be subtracted safely
+static_assert(kKeyBlock == kOrderedBlock);
 
 // How a product goes over the inner dimension, by units that are multiplied in one go.
 inline Vec dot(const Vec& sum, const float* left, const float* right) {
@@ -36,7 +37,7 @@ inline Vec dot(const Vec& sum, const uint32_t* left, const uint32_t* right) {
 
 // Unit holds kWidth values.
 template <typename T>
-struct Inner {
+struct FloatUnits {
   using Unit = float;
   static constexpr int64_t kWidth = 1;
   static constexpr bool kIsWidened = !std::is_same_v<T, float>;
@@ -45,6 +46,9 @@ struct Inner {
   static void pack_weights(const float* first, const float*, float* to) { Vec::loadu(first).store(to); }
   static void pack_values(const T* first, const T*, float* to) { load(first).store(to); }
 };
+
+template <typename T>
+struct Inner : FloatUnits<T> {};
 
 #if MILLM_BF16_DOT
 template <>
@@ -97,7 +101,47 @@ inline void tile(const Left& left, const Unit* right, int64_t right_stride, int6
     for (int v = 0; v < V; ++v) acc[r][v].store(out + r * out_stride + v * kLanes);
 }
 
-// The same for `deep` <= kDeep rows and `wide` <= kWide vectors.
+// Scores of DEEP keys, each in the order of a single token's (decode_attention.h): products by lanes, which are then
+// added up. The units are floats.
+template <int DEEP, int V>
+inline void ordered_tile(const float* const* keys, const float* queries, int64_t units, float* out) {
+  LaneTree<DEEP * V> sums;
+  for (int64_t p = 0; p < kLanes; ++p) {
+    Vec acc[DEEP * V];
+    for (Vec& a : acc) a = Vec(0.f);
+    for (int64_t i = kLaneOrder[p]; i < units; i += kLanes)
+      for (int r = 0; r < DEEP; ++r)
+        for (int v = 0; v < V; ++v)
+          acc[r * V + v] = dot(acc[r * V + v], keys[r] + i, queries + i * kQueryRows + v * kLanes);
+    sums.add(acc);
+  }
+  for (int r = 0; r < DEEP; ++r)
+    for (int v = 0; v < V; ++v) sums.total(r * V + v).store(out + r * kQueryRows + v * kLanes);
+}
+
+template <int V>
+__attribute__((noinline)) void ordered_rows(int deep, const float* const* keys, const float* queries, int64_t units,
+                                            float* out) {
+  switch (deep) {
+    case 1: return ordered_tile<1, V>(keys, queries, units, out);
+    case 2: return ordered_tile<2, V>(keys, queries, units, out);
+    case 3: return ordered_tile<3, V>(keys, queries, units, out);
+    case 4: return ordered_tile<4, V>(keys, queries, units, out);
+    case 5: return ordered_tile<5, V>(keys, queries, units, out);
+    default: return ordered_tile<kDeep, V>(keys, queries, units, out);
+  }
+}
+
+inline void ordered_any(int deep, int wide, const float* const* keys, const float* queries, int64_t units, float* out) {
+  if (wide == 1) return ordered_rows<1>(deep, keys, queries, units, out);
+  if constexpr (kWide > 2) {
+    if (wide == 2) return ordered_rows<2>(deep, keys, queries, units, out);
+    if (wide == 3) return ordered_rows<3>(deep, keys, queries, units, out);
+  }
+  ordered_rows<kWide>(deep, keys, queries, units, out);
+}
+
+// `tile` for `deep` <= kDeep rows and `wide` <= kWide vectors.
 template <bool ADD, int V, typename Unit, typename Left>
 inline void tile_rows(int deep, const Left& left, const Unit* right, int64_t right_stride, int64_t units, float* out,
                       int64_t out_stride) {
@@ -131,10 +175,13 @@ struct PromptTask {
   int64_t prompt, head, row, rows;  // rows of the prompt's [count * group], all of one key-value head
 };
 
-template <typename T>
+// Ordered: blocks of keys start at multiples of kKeyBlock, and the sums of a query have the order of a single token's
+// (decode_attention.h). Keys that a query does not see add exact zeros to its sums.
+template <typename T, bool ORDERED>
 class PromptWorker {
  public:
-  using Unit = typename Inner<T>::Unit;
+  using Units = std::conditional_t<ORDERED, FloatUnits<T>, Inner<T>>;
+  using Unit = typename Units::Unit;
 
   PromptWorker(const Shape& shape, const Pool& key_pool, const Pool& value_pool, const T* keys, const T* values,
                const Scoring& how, int64_t window)
@@ -142,7 +189,8 @@ class PromptWorker {
         window_(window), units_(shape.head_dim / kInner), queries_(units_ * kQueryRows),
         scores_(kKeyBlock * kQueryRows), weights_((kKeyBlock / kInner + 1) * kQueryRows),
         packed_((kKeyBlock / kInner + 1) * shape.head_dim),
-        widened_(kIsWidened ? kKeyBlock * shape.head_dim : 0), mixed_(kQueryRows * shape.head_dim) {}
+        widened_(kIsWidened ? kKeyBlock * shape.head_dim : 0), mixed_(kQueryRows * shape.head_dim),
+        nothing_(ORDERED ? shape.head_dim : 0, T(0.f)) {}
 
   // query and out point to the step's tokens, [tokens, heads, head_dim].
   void run(const Prompt& prompt, const PromptTask& task, const T* query, int64_t token_stride, int64_t head_stride,
@@ -151,9 +199,9 @@ class PromptWorker {
     const int64_t oldest = prompt.start + task.row / shape_.group;
     const int64_t newest = prompt.start + (task.row + task.rows - 1) / shape_.group;
     const int64_t from = window_ > 0 ? std::max<int64_t>(0, oldest - window_ + 1) : 0;
-    for (int64_t at = from; at <= newest; at += kKeyBlock) {
+    for (int64_t at = ORDERED ? from / kKeyBlock * kKeyBlock : from; at <= newest; at += kKeyBlock) {
       const int64_t count = std::min(kKeyBlock, newest + 1 - at);
-      find_rows(prompt, task.head, at, count);
+      find_rows(prompt, task.head, at, count, from);
       score(count);
       const bool is_cut = at + count - 1 > oldest || (window_ > 0 && at <= newest - window_);
       soften(task, at, count, is_cut);
@@ -163,8 +211,8 @@ class PromptWorker {
   }
 
  private:
-  static constexpr int64_t kInner = Inner<T>::kWidth;
-  static constexpr bool kIsWidened = Inner<T>::kIsWidened;
+  static constexpr int64_t kInner = Units::kWidth;
+  static constexpr bool kIsWidened = Units::kIsWidened;
 
   void take_queries(const Prompt& prompt, const PromptTask& task, const T* query, int64_t token_stride,
                     int64_t head_stride) {
@@ -191,8 +239,11 @@ class PromptWorker {
     std::fill(mixed_.begin(), mixed_.end(), 0.f);
   }
 
-  void find_rows(const Prompt& prompt, int64_t head, int64_t at, int64_t count) {
-    for (int64_t t = 0; t < count; ++t) {
+  // Tokens before `from` may be in the cache no more: zeros stand for them.
+  void find_rows(const Prompt& prompt, int64_t head, int64_t at, int64_t count, int64_t from) {
+    const int64_t skipped = std::max<int64_t>(0, from - at);
+    for (int64_t t = 0; t < skipped; ++t) key_rows_[t] = value_rows_[t] = nothing_.data();
+    for (int64_t t = skipped; t < count; ++t) {
       const int64_t token = at + t, block = prompt.blocks[token / shape_.block_size], offset = token % shape_.block_size;
       key_rows_[t] = keys_ + block * key_pool_.block_stride + offset * key_pool_.token_stride + head * key_pool_.head_stride;
       value_rows_[t] =
@@ -216,8 +267,11 @@ class PromptWorker {
       const int deep = static_cast<int>(std::min<int64_t>(kDeep, count - t));
       const Unit* rows[kDeep] = {};
       for (int r = 0; r < deep; ++r) rows[r] = units_of_key(t + r);
-      tile_any<false>(deep, wide_, RowsOf<Unit>{rows}, queries_.data(), kQueryRows, units_,
-                      scores_.data() + t * kQueryRows, kQueryRows);
+      if constexpr (ORDERED)
+        ordered_any(deep, wide_, rows, queries_.data(), units_, scores_.data() + t * kQueryRows);
+      else
+        tile_any<false>(deep, wide_, RowsOf<Unit>{rows}, queries_.data(), kQueryRows, units_,
+                        scores_.data() + t * kQueryRows, kQueryRows);
     }
   }
 
@@ -239,19 +293,13 @@ class PromptWorker {
       }
       const Vec safe = at::vec::maximum(top, Vec(kLowest));
       const Vec fade = (Vec::loadu(maximum_ + lane) - safe).exp();
-      Vec added(0.f);
-      for (int64_t t = 0; t < count; ++t) {
-        float* place = scores_.data() + t * kQueryRows + lane;
-        const Vec weight = Inner<T>::exp(Vec::loadu(place) - safe);
-        weight.store(place);
-        added = added + weight;
-      }
-      (Vec::loadu(total_ + lane) * fade + added).store(total_ + lane);
+      const Vec added = weigh(scores_.data() + lane, count, safe);
+      at::vec::fmadd(Vec::loadu(total_ + lane), fade, added).store(total_ + lane);
       top.store(maximum_ + lane);
       fade.store(fade_ + lane);
       for (int64_t t = 0; t < count; t += kInner) {
         const float* first = scores_.data() + t * kQueryRows + lane;
-        Inner<T>::pack_weights(first, t + 1 < count ? first + kQueryRows : nullptr,
+        Units::pack_weights(first, t + 1 < count ? first + kQueryRows : nullptr,
                                weights_.data() + t / kInner * kQueryRows + lane);
       }
     }
@@ -261,6 +309,29 @@ class PromptWorker {
           float* place = mixed_.data() + m * shape_.head_dim + i;
           (Vec::loadu(place) * Vec(fade_[m])).store(place);
         }
+  }
+
+  // Weights in place of a vector's scores of `count` keys; returns their sums.
+  static Vec weigh(float* scores, int64_t count, const Vec& top) {
+    constexpr int kSums = ORDERED ? kLanes : 1;
+    Vec added[kSums];
+    for (Vec& sum : added) sum = Vec(0.f);
+    const auto weigh_key = [&](int64_t t, Vec& sum) {
+      const Vec weight = Units::exp(Vec::loadu(scores + t * kQueryRows) - top);
+      weight.store(scores + t * kQueryRows);
+      sum = sum + weight;
+    };
+    int64_t t = 0;
+    for (; t + kSums <= count; t += kSums)
+      for (int p = 0; p < kSums; ++p) weigh_key(t + p, added[p]);
+    for (int p = 0; t < count; ++t, ++p) weigh_key(t, added[p]);
+    if constexpr (!ORDERED) return added[0];
+    LaneTree<1> sums;
+    for (int p = 0; p < kSums; ++p) {
+      Vec one[] = {added[kLaneOrder[p] % kSums]};
+      sums.add(one);
+    }
+    return sums.total(0);
   }
 
   // A key behind the query, or before its window, weighs nothing.
@@ -274,7 +345,7 @@ class PromptWorker {
     for (int64_t u = 0; u < units; ++u) {
       const T *first = value_rows_[u * kInner], *second = u * kInner + 1 < count ? value_rows_[u * kInner + 1] : nullptr;
       for (int64_t i = 0; i < d; i += kLanes)
-        Inner<T>::pack_values(first + i, second ? second + i : nullptr, packed_.data() + u * d + i);
+        Units::pack_values(first + i, second ? second + i : nullptr, packed_.data() + u * d + i);
     }
     for (int64_t from = 0; from < d; from += kQueryRows) {
       const int wide = static_cast<int>(std::min<int64_t>(kWide, (d - from) / kLanes));
@@ -308,6 +379,7 @@ class PromptWorker {
   std::vector<Unit> packed_;    // [keys / width, head_dim]
   std::vector<float> widened_;  // [keys, head_dim]
   std::vector<float> mixed_;    // [query rows, head_dim]
+  std::vector<T> nothing_;      // [head_dim]
   int32_t positions_[kQueryRows];
   float maximum_[kQueryRows], total_[kQueryRows], fade_[kQueryRows];
   const T *key_rows_[kKeyBlock], *value_rows_[kKeyBlock];
@@ -327,7 +399,7 @@ inline std::vector<PromptTask> tasks_of(const std::vector<Prompt>& prompts, cons
   return tasks;
 }
 
-template <typename T>
+template <typename T, bool ORDERED>
 void attend_prompts(const TensorView& query, const TensorView& keys, const TensorView& values, const TensorView& table,
                     const TensorView& starts, const TensorView& counts, const Scoring& how, int64_t window,
                     const TensorView& out) {
@@ -344,7 +416,7 @@ void attend_prompts(const TensorView& query, const TensorView& keys, const Tenso
   const auto tasks = tasks_of(prompts, shape);
   std::atomic<size_t> next{0};
   const auto work = [&](int64_t, int64_t) {
-    PromptWorker<T> worker(shape, key_pool, value_pool, keys.as<T>(), values.as<T>(), how, window);
+    PromptWorker<T, ORDERED> worker(shape, key_pool, value_pool, keys.as<T>(), values.as<T>(), how, window);
     for (size_t i = next++; i < tasks.size(); i = next++)
       worker.run(prompts[tasks[i].prompt], tasks[i], query.as<T>(), query.stride(0), query.stride(1),
                  out.as<T>());
@@ -352,10 +424,29 @@ void attend_prompts(const TensorView& query, const TensorView& keys, const Tenso
   parallel_for(0, std::min<int64_t>(num_threads(), tasks.size()), 1, work);
 }
 
+// Each token by itself, for sizes of heads that are not whole vectors.
+template <typename T>
+void attend_tokens(const TensorView& query, const TensorView& keys, const TensorView& values, const TensorView& table,
+                   const TensorView& starts, const TensorView& counts, const Scoring& how, int64_t window,
+                   const TensorView& out) {
+  std::vector<std::pair<int64_t, int64_t>> tokens;  // the sequence of each, and how many tokens it sees
+  for (int64_t i = 0; i < counts.size(0); ++i)
+    for (int32_t t = 0; t < counts.as<int32_t>()[i]; ++t) tokens.emplace_back(i, starts.as<int32_t>()[i] + t + 1);
+  const auto length = [&](int64_t i) { return tokens[i].second; };
+  const auto blocks = [&](int64_t i) { return table.as<int32_t>() + tokens[i].first * table.stride(0); };
+  attend_singles<T>(query, keys, values, length, blocks, how, window, out);
+}
+
 void prompt_attention(const TensorView& query, const TensorView& keys, const TensorView& values,
                       const TensorView& table, const TensorView& starts, const TensorView& counts, const Scoring& how,
-                      int64_t window, const TensorView& out) {
-  MILLM_BY_TYPE(query, attend_prompts<T>(query, keys, values, table, starts, counts, how, window, out));
+                      int64_t window, bool ordered, const TensorView& out) {
+  if (ordered && query.size(2) % kLanes != 0) {
+    MILLM_BY_TYPE(query, attend_tokens<T>(query, keys, values, table, starts, counts, how, window, out));
+  } else if (ordered) {
+    MILLM_BY_TYPE(query, (attend_prompts<T, true>(query, keys, values, table, starts, counts, how, window, out)));
+  } else {
+    MILLM_BY_TYPE(query, (attend_prompts<T, false>(query, keys, values, table, starts, counts, how, window, out)));
+  }
 }
 
 }  // namespace millm

@@ -99,6 +99,14 @@ inline float sum(const Vec& v) {
   return at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return a + b; }, v);
 }
 
+// The order in which four_sums adds up lanes: neighbours in pairs, then the pairs, and so on.
+#if defined(CPU_CAPABILITY_AVX512)
+constexpr int kLaneOrder[] = {0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15};
+#else
+constexpr int kLaneOrder[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#endif
+static_assert(kLanes <= 16 && (kLanes & (kLanes - 1)) == 0);
+
 // The sums of four vectors' lanes.
 inline void four_sums(const Vec& a, const Vec& b, const Vec& c, const Vec& d, float* out) {
 #if defined(CPU_CAPABILITY_AVX512)
@@ -112,9 +120,43 @@ inline void four_sums(const Vec& a, const Vec& b, const Vec& c, const Vec& d, fl
   _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
 #else
   const Vec* all[] = {&a, &b, &c, &d};
-  for (int i = 0; i < 4; ++i) out[i] = sum(*all[i]);
+  for (int i = 0; i < 4; ++i) {
+    float lanes[kLanes];
+    all[i]->store(lanes);
+    for (int64_t width = kLanes; width > 1; width /= 2)
+      for (int64_t l = 0; l < width / 2; ++l) lanes[l] = lanes[2 * l] + lanes[2 * l + 1];
+    out[i] = lanes[0];
+  }
 #endif
 }
+
+// As one of four_sums.
+inline float ordered_sum(const Vec& v) {
+  float sums[4];
+  four_sums(v, v, v, v, sums);
+  return sums[0];
+}
+
+// Adds up vectors that come one after the other, in the order in which four_sums adds up lanes, for SIZE sums side by
+// side: sum number `lane` of kLaneOrder is the lane'th that comes.
+template <int SIZE>
+class LaneTree {
+ public:
+  void add(Vec (&vectors)[SIZE]) {
+    int level = 0;
+    for (int64_t n = count_++; n & 1; n >>= 1, ++level)
+      for (int i = 0; i < SIZE; ++i) vectors[i] = Vec::loadu(sums_[level][i]) + vectors[i];
+    for (int i = 0; i < SIZE; ++i) vectors[i].store(sums_[level][i]);
+  }
+
+  // After kLanes vectors.
+  Vec total(int i) const { return Vec::loadu(sums_[kLevels][i]); }
+
+ private:
+  static constexpr int kLevels = kLanes == 16 ? 4 : kLanes == 8 ? 3 : kLanes == 4 ? 2 : kLanes == 2 ? 1 : 0;
+  int64_t count_ = 0;
+  float sums_[kLevels + 1][SIZE][kLanes];
+};
 
 inline float largest(const Vec& v) {
   return at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return at::vec::maximum(a, b); }, v);

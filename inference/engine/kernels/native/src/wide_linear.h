@@ -13,13 +13,14 @@ namespace millm {
 constexpr int kWideRows = 6;
 constexpr int kWideColumns = kLanes == 16 ? 4 : 2;
 constexpr int64_t kLineAhead = 4096;  // bytes
+constexpr int64_t kSumBlock = 1024;   // numbers of a row that are summed before their sum is added to the others
 
-// kWideColumns rows of the weight from the same place on; those behind the last one repeat it.
-template <typename W>
+// COLUMNS rows of the weight from the same place on; those behind the last one repeat it.
+template <typename W, int COLUMNS = kWideColumns>
 struct Columns {
-  const W* at[kWideColumns];
+  const W* at[COLUMNS];
   Columns(const W* w, int64_t stride, int64_t count) {
-    for (int64_t c = 0; c < kWideColumns; ++c) at[c] = w + std::min(c, count - 1) * stride;
+    for (int64_t c = 0; c < COLUMNS; ++c) at[c] = w + std::min(c, count - 1) * stride;
   }
 };
 
@@ -39,62 +40,79 @@ inline V in_register(V v) {
   return v;
 }
 
-template <int ROWS, typename W>
-inline __attribute__((always_inline)) void wide_step(typename Widening<W>::Sums (&acc)[ROWS][kWideColumns],
+template <int ROWS, typename W, int COLUMNS>
+inline __attribute__((always_inline)) void wide_step(typename Widening<W>::Sums (&acc)[ROWS][COLUMNS],
                                                      const typename Widening<W>::Number* x, int64_t x_stride,
-                                                     const W* const (&w)[kWideColumns]) {
+                                                     const W* const (&w)[COLUMNS]) {
   using How = Widening<W>;
   for (int v = 0; v < How::kVectors; ++v) {
-    typename How::Numbers columns[kWideColumns];
-    for (int c = 0; c < kWideColumns; ++c) columns[c] = How::take(w[c], v);
+    typename How::Numbers columns[COLUMNS];
+    for (int c = 0; c < COLUMNS; ++c) columns[c] = How::take(w[c], v);
     for (int r = 0; r < ROWS; ++r) {
       const auto row = in_register(How::read(x + r * x_stride + v * How::kWidth));
-      for (int c = 0; c < kWideColumns; ++c) acc[r][c] = How::add(acc[r][c], row, columns[c]);
+      for (int c = 0; c < COLUMNS; ++c) acc[r][c] = How::add(acc[r][c], row, columns[c]);
     }
   }
 }
 
-// ROWS x kWideColumns sums over k numbers, kMost of them at most; x is padded with zeros to whole steps. Row after row
-// in `out`.
-template <int ROWS, typename W>
-__attribute__((noinline)) void wide_tile(const typename Widening<W>::Number* x, int64_t x_stride, const Columns<W>& w,
-                                         int64_t k, float* out) {
+// ROWS x COLUMNS sums over k numbers, kMost of them at most; x is padded with zeros to whole steps. Row after row in
+// `out`. Each sum goes over its numbers in the same order, whatever ROWS and COLUMNS are. With AHEAD, the weights
+// `ahead` numbers further are fetched meanwhile.
+template <int ROWS, typename W, int COLUMNS = kWideColumns, bool AHEAD = false>
+__attribute__((noinline)) void wide_tile(const typename Widening<W>::Number* x, int64_t x_stride,
+                                         const Columns<W, COLUMNS>& w, int64_t k, float* out, int64_t ahead = 0) {
   using How = Widening<W>;
   constexpr int64_t kStep = How::kStep;
-  typename How::Sums acc[ROWS][kWideColumns];
+  typename How::Sums acc[ROWS][COLUMNS];
   for (auto& row : acc)
     for (auto& a : row) a = How::zero();
-  const W* at[kWideColumns];
-  for (int c = 0; c < kWideColumns; ++c) at[c] = w.at[c];
+  const W* at[COLUMNS];
+  for (int c = 0; c < COLUMNS; ++c) at[c] = w.at[c];
   int64_t left = k;
+  if constexpr (AHEAD) {
+    constexpr int64_t kLine = std::max<int64_t>(kStep, 64 / static_cast<int64_t>(sizeof(W)));  // a cache line
+    for (; left >= kLine; left -= kLine) {
+      for (const W* column : at) __builtin_prefetch(column + ahead);
+      unrolled<static_cast<int>(kLine / kStep)>([&](auto) {
+        wide_step<ROWS, W>(acc, x, x_stride, at);
+        for (auto& column : at) column += kStep;
+        x += kStep;
+      });
+    }
+  }
   for (; left >= kStep; left -= kStep, x += kStep) {
     wide_step<ROWS, W>(acc, x, x_stride, at);
     for (auto& column : at) column += kStep;
   }
   if (left > 0) {
-    W ends[kWideColumns][kStep] = {};
-    for (int c = 0; c < kWideColumns; ++c) {
+    W ends[COLUMNS][kStep] = {};
+    for (int c = 0; c < COLUMNS; ++c) {
       std::copy(at[c], at[c] + left, ends[c]);
       at[c] = ends[c];
     }
     wide_step<ROWS, W>(acc, x, x_stride, at);
   }
-  constexpr int kSums = ROWS * kWideColumns, kFours = kSums / 4 * 4;
-  const auto lane = [&](int s) { return How::floats(acc[s / kWideColumns][s % kWideColumns]); };
+  constexpr int kSums = ROWS * COLUMNS, kFours = kSums / 4 * 4;
+  const auto lane = [&](int s) { return How::floats(acc[s / COLUMNS][s % COLUMNS]); };
   for (int s = 0; s < kFours; s += 4) four_sums(lane(s), lane(s + 1), lane(s + 2), lane(s + 3), out + s);
-  for (int s = kFours; s < kSums; ++s) out[s] = sum(lane(s));
+  if constexpr (kFours < kSums) {  // in the same order as the others
+    constexpr int kLast = kSums - 1;
+    float rest[4];
+    four_sums(lane(kFours), lane(std::min(kFours + 1, kLast)), lane(std::min(kFours + 2, kLast)), lane(kLast), rest);
+    std::copy(rest, rest + kSums - kFours, out + kFours);
+  }
 }
 
 template <typename W>
-inline void wide_tile(int rows, const typename Widening<W>::Number* x, int64_t x_stride, const Columns<W>& w, int64_t k,
+inline void wide_rows(int rows, const typename Widening<W>::Number* x, int64_t x_stride, const Columns<W>& w, int64_t k,
                       float* out) {
   switch (rows) {
-    case 1: return wide_tile<1>(x, x_stride, w, k, out);
-    case 2: return wide_tile<2>(x, x_stride, w, k, out);
-    case 3: return wide_tile<3>(x, x_stride, w, k, out);
-    case 4: return wide_tile<4>(x, x_stride, w, k, out);
-    case 5: return wide_tile<5>(x, x_stride, w, k, out);
-    default: return wide_tile<kWideRows>(x, x_stride, w, k, out);
+    case 1: return wide_tile<1, W>(x, x_stride, w, k, out);
+    case 2: return wide_tile<2, W>(x, x_stride, w, k, out);
+    case 3: return wide_tile<3, W>(x, x_stride, w, k, out);
+    case 4: return wide_tile<4, W>(x, x_stride, w, k, out);
+    case 5: return wide_tile<5, W>(x, x_stride, w, k, out);
+    default: return wide_tile<kWideRows, W>(x, x_stride, w, k, out);
   }
 }
 
@@ -140,7 +158,7 @@ inline void wide_line(const typename Widening<W>::Number* x, int64_t x_stride, c
 template <typename W>
 struct Widened {
   using Number = typename Widening<W>::Number;
-  static constexpr int64_t kBlock = 1024;
+  static constexpr int64_t kBlock = kSumBlock;
   static_assert(kBlock % Widening<W>::kStep == 0 && kBlock <= Widening<W>::kMost);
   int64_t rows, padded;
   std::vector<Number> numbers;
@@ -183,19 +201,15 @@ struct Put {
         at::vec::convert_from_float<T>(finished(scale, first + c, values + c),
                                        finished(scale, first + c + kLanes, values + c + kLanes))
             .store(out + row * n + first + c);
-    for (; c < count; ++c) (*this)(row, scale, first + c, values[c]);
-  }
-
-  void operator()(int64_t row, float scale, int64_t column, float value) const {
-    if (scales) value *= scale * scales[column];
-    out[row * n + column] = static_cast<T>(value + (bias ? static_cast<float>(bias[column]) : 0.f));
+    for (; c < count; c += kLanes)
+      store(out + row * n + first + c, finished(scale, first + c, values + c, count - c), count - c);
   }
 
  private:
-  Vec finished(float scale, int64_t column, const float* values) const {
-    Vec some = Vec::loadu(values);
-    if (scales) some = some * (Vec(scale) * Vec::loadu(scales + column));
-    return bias ? some + load(bias + column) : some;
+  Vec finished(float scale, int64_t column, const float* values, int64_t count = kLanes) const {
+    Vec some = load(values, count);
+    if (scales) some = some * (Vec(scale) * load(scales + column, count));
+    return bias ? some + load(bias + column, count) : some;
   }
 };
 
@@ -222,7 +236,37 @@ void multiply_wide_lines(const TensorView& x, const TensorView& w, const Put<T>&
         else
           wide_line<1>(wide.data() + from, padded, ws + column * k + from, count, two);
       }
-      for (int64_t r = 0; r < rows; ++r) put(r, scales[r], column, two[r]);
+      for (int64_t r = 0; r < rows; ++r) put(r, scales[r], column, 1, two + r);
+    }
+  });
+}
+
+// The same in the order of wide_tile, which the sums of more rows have: several columns side by side, because a column
+// has only one sum at a time.
+template <int ROWS, typename T, typename W>
+void multiply_ordered_lines(const TensorView& x, const TensorView& w, const Put<T>& put) {
+  using How = Widening<W>;
+  constexpr int kSide = 8 / ROWS;
+  const int64_t k = w.size(1), n = w.size(0), padded = (k + How::kStep - 1) / How::kStep * How::kStep;
+  std::vector<typename How::Number> wide(ROWS * padded);
+  float scales[ROWS];
+  for (int64_t r = 0; r < ROWS; ++r) {
+    const WideRow<T, W> row(x.as<T>() + r * x.stride(0), k);
+    row.put(0, padded, wide.data() + r * padded);
+    scales[r] = row.scale;
+  }
+  const W* ws = w.as<W>();
+  parallel_for(0, (n + kSide - 1) / kSide, std::max<int64_t>(1, 262144 / k / kSide), [&](int64_t begin, int64_t end) {
+    float sums[ROWS * kSide], block[ROWS * kSide];
+    for (int64_t first = begin * kSide; first < std::min(n, end * kSide); first += kSide) {
+      const int64_t columns = std::min<int64_t>(kSide, n - first);
+      for (int64_t from = 0; from < k; from += kSumBlock) {
+        const int64_t count = std::min(kSumBlock, k - from);
+        const Columns<W, kSide> at(ws + first * k + from, k, columns);
+        wide_tile<ROWS, W, kSide, true>(wide.data() + from, padded, at, count, from ? block : sums, kSide * k);
+        for (int s = 0; from && s < ROWS * kSide; ++s) sums[s] += block[s];
+      }
+      for (int r = 0; r < ROWS; ++r) put(r, scales[r], first, columns, sums + r * kSide);
     }
   });
 }
@@ -242,7 +286,7 @@ void wide_sums(const Widened<W>& x, const W* w, int64_t k, int64_t first, int64_
         const W* at = w + (first + c) * k + from;
         const int64_t left = columns - c;
         if (group == 0 && left > kWideColumns) fetch(Columns<W>(at + kWideColumns * k, k, left - kWideColumns), count);
-        wide_tile(static_cast<int>(take), x.block(from, top), x.width(from), Columns<W>(at, k, left), count, tile);
+        wide_rows(static_cast<int>(take), x.block(from, top), x.width(from), Columns<W>(at, k, left), count, tile);
         float* to = sums + c * x.rows + top * kWideColumns;
         for (int64_t s = 0; s < take * kWideColumns; ++s) to[s] = from ? to[s] + tile[s] : tile[s];
       }
@@ -250,13 +294,17 @@ void wide_sums(const Widened<W>& x, const W* w, int64_t k, int64_t first, int64_
   }
 }
 
-// w [n, k]; scales [n] multiply its rows where they are given.
+// w [n, k]; scales [n] multiply its rows where they are given. Ordered: the sums of a row do not depend on the number of
+// rows, which those of three and more rows never do.
 template <typename T, typename W>
-void multiply_wide(const TensorView& x, const TensorView& w, const float* scales, const T* bias, const TensorView& out) {
+void multiply_wide(const TensorView& x, const TensorView& w, const float* scales, const T* bias, bool ordered,
+                   const TensorView& out) {
   constexpr int64_t kColumnsAtOnce = 48;
   static_assert(kColumnsAtOnce % kWideColumns == 0);
   const int64_t rows = x.size(0), k = w.size(1), n = w.size(0);
   const Put<T> put{out.as<T>(), n, scales, bias};
+  if (ordered && rows == 1) return multiply_ordered_lines<1, T, W>(x, w, put);
+  if (ordered && rows == 2) return multiply_ordered_lines<2, T, W>(x, w, put);
   if (rows <= 2) return multiply_wide_lines<T, W>(x, w, put);
   const Widened<W> wide = Widened<W>::template of<T>(x);
   parallel_for(0, (n + kColumnsAtOnce - 1) / kColumnsAtOnce, 1, [&](int64_t begin, int64_t end) {
