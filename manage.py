@@ -5,9 +5,12 @@ import gc
 import os
 import sys
 
+from millm_site.options import apply_setting_options
+
 
 def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "millm_site.settings")
+    apply_setting_options(sys.argv)
     if sys.argv[1:2] == ["runserver"]:
         os.environ.setdefault("MILLM_AUTH", "loopback")  # as for `make run`: this machine's requests need no key
     try:

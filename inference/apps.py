@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING
@@ -51,10 +51,10 @@ class ServingState:
         self._registry: ModelRegistry | None = None
         self._watchdog: Watchdog | None = None
 
-    def start(self, on_failure: Callable[[str], None] = _log_failure) -> None:
+    def start(self, on_failure: Callable[[str], None] = _log_failure, models: Sequence[str] = ()) -> None:
         with self._lock:
             if self._client is None:
-                self._start(on_failure)
+                self._start(on_failure, models)
 
     def stop(self, drain_s: float) -> None:
         with self._lock:
@@ -65,7 +65,7 @@ class ServingState:
         self._stop(client, registry, drain_s)
         watchdog.stop()
 
-    def _start(self, on_failure: Callable[[str], None]) -> None:
+    def _start(self, on_failure: Callable[[str], None], models: Sequence[str]) -> None:
         from core.runtime import runtime
         from core.snapshots import start_listening
         from inference.client import ENGINE_CLIENT, LocalEngineClient
@@ -85,7 +85,7 @@ class ServingState:
         runtime.install(MODEL_REGISTRY, registry)
         start_listening()
         self._client, self._registry, self._watchdog = client, registry, watchdog
-        _await_boot(registry.start())
+        _await_boot(registry.start(models))
 
     @staticmethod
     def _stop(client: LocalEngineClient[EngineLoop], registry: ModelRegistry, drain_s: float) -> None:
@@ -116,13 +116,14 @@ def compile_kernels_ahead() -> subprocess.Popen[bytes] | None:
     return compile_ahead()
 
 
-def start_serving(on_failure: Callable[[str], None] = _log_failure) -> None:
+def start_serving(on_failure: Callable[[str], None] = _log_failure, models: Sequence[str] = ()) -> None:
     """Start the engine of this process and read the model table. Idempotent. For serving processes only.
 
-    ``on_failure`` is called on its own thread with the reason if the engine is lost for good. Imports torch. Database
-    work runs on the loader thread, so this may be called inside an event loop.
+    ``on_failure`` is called on its own thread with the reason if the engine is lost for good. ``models`` are loaded
+    beside those with ``autoload``. Imports torch. Database work runs on the loader thread, so this may be called
+    inside an event loop.
     """
-    _serving.start(on_failure)
+    _serving.start(on_failure, models)
 
 
 def stop_serving(drain_s: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from django.conf import settings
@@ -25,6 +26,7 @@ from inference.files.sources import (
     own_context_length,
     present_directory,
     resolve_source,
+    source_at_shell,
 )
 from inference.models import LanguageModel
 from inference.permissions import FieldDenied, is_superuser
@@ -116,6 +118,41 @@ def add_model(*, name: str, source: str, user: User | None = None, **options: An
         )
     )
     return register_model(name=name, source=str(located) if is_local(source) else source, user=user, **options)
+
+
+def ensure_model(given: str) -> LanguageModel:
+    """Return the model that an operator names as ``NAME``, ``SOURCE`` or ``NAME=SOURCE``, registered if it was not yet.
+
+    Idempotent: a model that is registered with this source stays as it is, also if the console has changed its options.
+    The name of a source is the Hub id, or the name of the folder. Raise ValidationError or what :func:`add_model`
+    raises.
+    """
+    row = LanguageModel.objects.filter(name=given).first()
+    if row is not None:
+        return row
+    name, source = named_source(given)
+    source = absolute_source(source)
+    row = LanguageModel.objects.filter(name=name).first()
+    if row is None:
+        return add_model(name=name, source=source)
+    if row.source != source:
+        raise ValidationError(
+            f"A model named {name} already exists, with the source {row.source}. Choose another name: NAME={source}"
+        )
+    return row
+
+
+def named_source(given: str) -> tuple[str, str]:
+    """Return the name and the source of ``NAME=SOURCE`` or ``SOURCE``. Raise ValidationError."""
+    source = source_at_shell(given)
+    name, equals, rest = given.partition("=")
+    if equals and not is_local(source):
+        name, source = name.strip(), source_at_shell(rest.strip())
+    else:
+        name = Path(source).expanduser().resolve().name if is_local(source) else source
+    if not name or not source:
+        raise ValidationError(f"A model must be a directory, a Hub id or NAME=SOURCE, got `{given}`.")
+    return name, source
 
 
 @transaction.atomic

@@ -12,7 +12,8 @@ from django.apps import AppConfig
 from django.core import checks
 from django.core.checks import Tags, register
 
-from millm_site.env import PREFIX, Environment
+from millm_site.config_file import PREFIX
+from millm_site.env import Environment
 
 
 class MillmSiteConfig(AppConfig):
@@ -27,8 +28,13 @@ class MillmSiteConfig(AppConfig):
         atexit.register(stop_embedded)
 
 
-# Read by tools beside the server.
-OTHER_VARIABLES = frozenset[str]()
+# Read by programs beside the server.
+OTHER_VARIABLES = frozenset({"MILLM_URL"})
+CLIENT_KEY = "MILLM_API_KEY"
+CLIENT_KEY_HINT = (
+    "It is the key that the Python client and the examples send. A key that the server accepts is set with "
+    "MILLM_ADMIN_API_KEY."
+)
 
 
 def unknown_variables(**kwargs: Any) -> list[checks.CheckMessage]:
@@ -41,6 +47,7 @@ def unknown_variables(**kwargs: Any) -> list[checks.CheckMessage]:
 def _unknown(name: str, known: Iterable[str]) -> checks.CheckMessage:
     similar = difflib.get_close_matches(name.upper(), known, n=1)
     hint = f"Did you mean {similar[0]}?" if similar else "docs/settings.md lists all variables."
+    hint = CLIENT_KEY_HINT if name.upper() == CLIENT_KEY else hint
     return checks.Warning(
         f"The environment variable {name} has no effect: there is no such setting.", hint=hint, id="millm.W001"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,16 +11,26 @@ from typing import Annotated, Any, Literal
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 from pydantic import ByteSize, Field, SecretStr, ValidationError, ValidationInfo, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
+from millm_site.config_file import PREFIX, ConfigFileError, config_path, read_config
 from millm_site.http.cors import is_origin
+from millm_site.options import option_of
+from openai_api.keys.record import KEY_START, MAX_KEY_LENGTH
 
 PROJECT_DIR = Path(__file__).resolve().parent.parent
 DEMO_DIR = PROJECT_DIR / "steering" / "demo" / "artifacts"
-PREFIX = "MILLM_"
 
 Names = Annotated[tuple[str, ...], NoDecode]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+MIN_KEY_LENGTH = 24
+NOT_IN_FILE = frozenset({"config"})
 
 
 ENGINE_OPTIONS = (
@@ -46,10 +57,18 @@ ENGINE_OPTIONS = (
 
 
 class Environment(BaseSettings):
-    """Settings from variables with the prefix ``MILLM_``; an empty variable counts as unset."""
+    """Settings from variables with the prefix ``MILLM_``, then from the file that MILLM_CONFIG names.
+
+    An empty variable counts as unset.
+    """
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True)
 
+    config: str = Field(
+        "",
+        description="TOML file with settings, named as here in lower case without the prefix. Variables take "
+        "precedence. `manage.py serve --config` sets it for the server only.",
+    )
     home: Path = Field(
         PROJECT_DIR / "var",
         description="Folder for all state: embedded Postgres, models, secret key. A relative path starts at the "
@@ -130,6 +149,14 @@ class Environment(BaseSettings):
         "terminal, otherwise written to MILLM_HOME/first_password.",
     )
     admin_email: str = Field("", description="E-mail address of the first superuser.")
+
+    admin_api_key: SecretStr = Field(
+        SecretStr(""),
+        description="A static API key with all rights of the first superuser, accepted beside the keys of the database "
+        "as long as this is set; at least 24 characters. It is never stored: the request log and the console show its "
+        "first characters and the name *Static key*. (`MILLM_API_KEY` is the key that clients send; the server does "
+        "not read it.)",
+    )
 
     database_url: SecretStr = Field(
         SecretStr(""),
@@ -415,6 +442,37 @@ class Environment(BaseSettings):
         30, ge=1, le=36_500, description="Days for which finished jobs and their logs are kept."
     )
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Return the sources, first the one that takes precedence: values in code, variables, the file."""
+        path = config_path()
+        values = read_config(path, cls.model_fields.keys() - NOT_IN_FILE) if path is not None else {}
+        return init_settings, env_settings, InitSettingsSource(settings_cls, values)
+
+    @field_validator("admin_api_key")
+    @classmethod
+    def _strong(cls, value: SecretStr) -> SecretStr:
+        key = value.get_secret_value()
+        if not key:
+            return value
+        if not MIN_KEY_LENGTH <= len(key) <= MAX_KEY_LENGTH:
+            raise ValueError(
+                f"must have {MIN_KEY_LENGTH} to {MAX_KEY_LENGTH} characters, got {len(key)}. `openssl rand -hex 24` "
+                "makes one"
+            )
+        if not (key.isascii() and key.isprintable()) or " " in key:
+            raise ValueError("must consist of printable ASCII characters without spaces, as it is sent in a header")
+        if key.startswith(KEY_START):
+            raise ValueError(f"must not start with {KEY_START}, like the keys that the server creates")
+        return value
+
     @field_validator("max_stall_factor")
     @classmethod
     def _stalls(cls, value: float) -> float:
@@ -523,12 +581,14 @@ def environment() -> Environment:
     """Return the settings from the environment. Exit with a readable message if a variable is invalid."""
     try:
         return Environment()
+    except ConfigFileError as error:
+        raise SystemExit(str(error)) from None
     except ValidationError as error:
         raise SystemExit(explain(error)) from None
 
 
 def explain(error: ValidationError) -> str:
-    """Return a line for each invalid variable: its name, the problem, and the value unless it is secret."""
+    """Return a line for each invalid setting: its name, the problem, and the value unless it is secret."""
     return "\n".join(_explain_one(problem["loc"], problem["msg"], problem["input"]) for problem in error.errors())
 
 
@@ -536,6 +596,16 @@ def _explain_one(location: tuple[int | str, ...], message: str, value: object) -
     name = str(location[0])
     secret = Environment.model_fields[name].annotation is SecretStr
     shown = "" if secret else f", got {value!r}"
-    return (
-        f"{PREFIX}{name.upper()}: {message.removeprefix('Value error, ')}{shown}. docs/settings.md lists all variables."
+    return f"{_origin(name)}: {message.removeprefix('Value error, ')}{shown}. docs/settings.md lists all variables."
+
+
+def _origin(name: str) -> str:
+    """Return where the value of a setting comes from: an option, the file, or a variable."""
+    variable = f"{PREFIX}{name.upper()}"
+    if option := option_of(variable):
+        return option
+    path = config_path()
+    is_in_file = (
+        not os.environ.get(variable) and path is not None and name in read_config(path, Environment.model_fields)
     )
+    return f"{path}: {name}" if is_in_file else variable

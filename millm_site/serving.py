@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from django.conf import settings
 
@@ -30,17 +30,22 @@ class Serving:
         self.is_draining = False
         self.failure = ""  # why the engine failed; only a new process can recover from it
         self._on_failure: Callable[[], None] = _nothing
+        self._models: list[str] = []
 
     def prepare(self) -> None:
         """Start what takes long and needs neither the database nor the engine."""
         self._compilation = compile_kernels_ahead()  # the reference keeps Python from warning about a child left behind
+
+    def load_at_start(self, models: Iterable[str]) -> None:
+        """Load these registered models when the engine starts, beside those with ``autoload``."""
+        self._models += models
 
     def start(self) -> None:
         with self._lock:
             if not self._is_running:
                 self._is_running = True
                 start_media()
-                start_serving(self._fail)
+                start_serving(self._fail, self._models)
                 start_job_worker()
                 start_video_queue()
                 start_sampling()

@@ -34,6 +34,7 @@ MILLM_ALLOW_REMOTE_CODE = ENV.allow_remote_code
 MILLM_ADMIN_USER = ENV.admin_user
 MILLM_ADMIN_PASSWORD = ENV.admin_password.get_secret_value()
 MILLM_ADMIN_EMAIL = ENV.admin_email
+MILLM_ADMIN_API_KEY = ENV.admin_api_key.get_secret_value()
 MILLM_METRICS_TOKEN = ENV.metrics_token.get_secret_value()
 MILLM_JUDGE_BASE_URL = ENV.judge_base_url
 MILLM_JUDGE_MODEL = ENV.judge_model

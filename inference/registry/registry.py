@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from django.conf import settings
+from django.db.models import Q
 from django.utils import timezone
 
 from core.runtime import Service, runtime
@@ -111,6 +112,7 @@ class ModelRegistry:
         self._unloads: dict[str, Future[None]] = {}  # requested and not done yet
         self._unloads_lock = threading.Lock()
         self._is_booted = engine is None
+        self._start_models: tuple[str, ...] = ()
 
     @property
     def is_serving(self) -> bool:
@@ -210,9 +212,10 @@ class ModelRegistry:
             self._queue_unload(record, done, is_first=True)
         return done
 
-    def start(self) -> Future[None]:
-        """Reset the states in the rows, read the table, and load the models with ``autoload``."""
+    def start(self, models: Sequence[str] = ()) -> Future[None]:
+        """Reset the states in the rows, read the table, and load the models with ``autoload`` and these ``models``."""
         self._require_engine()
+        self._start_models = tuple(models)
         return self._loader.submit("boot", "", self._boot)
 
     def stop(self, timeout_s: float = 10.0) -> None:
@@ -331,7 +334,8 @@ class ModelRegistry:
     def _boot(self) -> None:
         reset_states(keep=[entry.pk for entry in self._loaded_models.all()])
         table = self._table.refresh()
-        for name in LanguageModel.objects.filter(autoload=True).values_list("name", flat=True):
+        at_start = LanguageModel.objects.filter(Q(autoload=True) | Q(name__in=self._start_models))
+        for name in at_start.values_list("name", flat=True):
             self._begin_load(table.find(name))
         self._is_booted = True
 

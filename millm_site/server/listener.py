@@ -32,8 +32,11 @@ def _explain(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
         return (
             f"Port {port} of {host} is already in use, perhaps by another miLLM server. Stop it, or choose another "
-            f"port: PORT={port + 1}."
+            f"port: --port {port + 1} (PORT={port + 1} with make)."
         )
     if error.errno == errno.EACCES:
-        return f"Port {port} requires root privileges. Choose a port above 1023, for example PORT=8000."
-    return f"Cannot listen on {host}, port {port}: {error.strerror or error}. Set HOST to an address of this machine."
+        return f"Port {port} requires root privileges. Choose a port above 1023, for example --port 8000."
+    return (
+        f"Cannot listen on {host}, port {port}: {error.strerror or error}. Set --host (MILLM_HOST) to an address of "
+        "this machine."
+    )

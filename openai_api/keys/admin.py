@@ -32,6 +32,7 @@ from openai_api.keys.services import (
     save_new_api_key,
     visible_keys,
 )
+from openai_api.keys.static_key import is_current, is_static
 from openai_api.keys.usage import minute_use, usage_plots
 from openai_api.models import ApiKey, KeyDay
 
@@ -228,6 +229,8 @@ class ApiKeyAdmin(KeyPages, admin.ModelAdmin):  # type: ignore[type-arg]  # it t
     def state(self, key: ApiKey) -> str:
         if key.revoked_at is not None:
             return "revoked"
+        if is_static(key.digest) and not is_current(key.digest):
+            return "not usable: MILLM_ADMIN_API_KEY is unset or has another value"
         if not key.is_usable:
             return "expired" if key.owner.is_active else "owner is inactive"
         if key.has_old_secret and key.old_valid_until is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
@@ -14,9 +15,10 @@ from django.utils.crypto import constant_time_compare
 from core.snapshots import Snapshot, is_listening
 from openai_api.http.client_address import is_loopback
 from openai_api.http.errors import unavailable, wrong_key
-from openai_api.keys.record import KEY_START, MANAGE_MODELS, PREFIX_LENGTH, KeyRecord, digest_of
+from openai_api.keys.record import KEY_START, MANAGE_MODELS, MAX_KEY_LENGTH, PREFIX_LENGTH, KeyRecord, digest_of
 
-MAX_KEY_LENGTH = 200
+logger = logging.getLogger(__name__)
+
 SHAPE = re.compile(rf"{KEY_START}[\w-]{{43}}", re.ASCII)
 # Sent by clients that require some key for servers without keys; on loopback they count as no key.
 PLACEHOLDERS = frozenset(
@@ -77,11 +79,15 @@ def find_key(key: str, records: Mapping[str, KeyRecord]) -> KeyRecord | None:
 def load_keys(ids: Collection[int] | None = None) -> dict[str, KeyRecord]:
     """Return the active keys by digest, all or those with these ids: not revoked, of active owners.
 
-    A rotated key is also there under its old digest until that expires. Takes three queries, whatever the number of
-    keys.
+    A rotated key is also there under its old digest until that expires, and the static key under the digest of its
+    setting. Takes three queries, whatever the number of keys, and one more with a static key.
     """
+    from openai_api.keys.static_key import ensure_static_key, with_static_secret
     from openai_api.models import ApiKey, KeyDay
 
+    problem = ensure_static_key() if ids is None else ""
+    if problem and is_listening():  # not while --setup is about to create the superuser
+        logger.error(problem)
     use = KeyDay.objects.filter(day=timezone.now().date())
     usable = ApiKey.objects.filter(revoked_at__isnull=True, owner__is_active=True)
     managers = User.objects.with_perm(MANAGE_MODELS, backend="django.contrib.auth.backends.ModelBackend")
@@ -96,7 +102,7 @@ def load_keys(ids: Collection[int] | None = None) -> dict[str, KeyRecord]:
         records.append(row.record(used, is_manager=is_manager))
         if row.has_old_secret:
             records.append(row.old_record(used, is_manager=is_manager))
-    return {record.digest: record for record in records}
+    return {record.digest: record for record in map(with_static_secret, records)}
 
 
 def load_changed_keys(known: dict[str, KeyRecord], ids: frozenset[int]) -> dict[str, KeyRecord]:

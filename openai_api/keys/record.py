@@ -10,7 +10,10 @@ from datetime import date, datetime
 from django.utils.crypto import salted_hmac
 
 KEY_START = "sk-millm-"
+MAX_KEY_LENGTH = 200
 PREFIX_LENGTH = len(KEY_START) + 4  # shown in the admin
+STATIC_PREFIX = "static-"  # before the first characters of the static key
+STATIC_PREFIX_LENGTH = len(STATIC_PREFIX) + 4
 
 
 MEDIA_UNITS = ("audio_seconds", "characters", "images", "video_seconds")

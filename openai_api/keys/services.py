@@ -19,6 +19,7 @@ from inference.permissions import CHANGE_USERS, FieldDenied, Viewer, may_act_as,
 from openai_api.keys.authentication import snapshot
 from openai_api.keys.record import PREFIX_LENGTH, digest_of, new_key
 from openai_api.keys.scopes import Scope
+from openai_api.keys.static_key import is_static
 from openai_api.models import ApiKey, KeyDay
 from steering.features.traffic_examples import delete_traffic_examples
 
@@ -80,13 +81,15 @@ def change_api_key(*, api_key: ApiKey, user: User | None = None) -> None:
 def rotate_api_key(*, api_key: ApiKey, grace: timedelta = NO_GRACE, user: User | None = None) -> CreatedKey:
     """Give the key a new secret. The old one stays valid for ``grace``; an even older one becomes invalid.
 
-    Raises ValidationError for a revoked key and for an invalid grace period.
+    Raises ValidationError for a revoked or static key and for an invalid grace period.
     """
     if not NO_GRACE <= grace <= MAX_GRACE:
         raise ValidationError(f"The old secret can stay valid for 0 to {MAX_GRACE.days} days, got {grace}.")
     row = ApiKey.objects.select_for_update(of=("self",)).select_related("owner").get(pk=api_key.pk)
     if row.revoked_at is not None:
         raise ValidationError(f"The key {row} is revoked; create a new one.")
+    if is_static(row.digest):
+        raise ValidationError(f"The secret of {row} is the setting MILLM_ADMIN_API_KEY; change it there.")
     check_may_act_as(row.owner, user)
     now = timezone.now()
     row.old_digest, row.old_prefix, row.old_valid_until = (row.digest, row.prefix, now + grace) if grace else NO_OLD

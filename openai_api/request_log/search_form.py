@@ -10,7 +10,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 from inference.models import LanguageModel
-from openai_api.keys.record import KEY_START, PREFIX_LENGTH
+from openai_api.keys.record import KEY_START, PREFIX_LENGTH, STATIC_PREFIX, STATIC_PREFIX_LENGTH
 from openai_api.models import ApiKey, RequestLog
 from openai_api.request_log.models import MAX_SEARCH, has_words
 from openai_api.request_log.search import LAST, NONE, OTHERS, OUTCOMES, SOURCES, LogSearch
@@ -24,7 +24,8 @@ CURSORS = ("before", "after")
 
 def is_prefix(value: str) -> bool:
     """Return whether the text is the prefix of a secret, as pages show it."""
-    return value.startswith(KEY_START) and len(value) == PREFIX_LENGTH
+    is_static = value.startswith(STATIC_PREFIX) and len(value) == STATIC_PREFIX_LENGTH
+    return is_static or (value.startswith(KEY_START) and len(value) == PREFIX_LENGTH)
 
 
 class SearchForm(forms.Form):

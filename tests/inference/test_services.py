@@ -318,3 +318,43 @@ class TestMediaModels:
     def test_parameters_are_those_of_the_kind(self, whisper, values, words):
         with pytest.raises(ValidationError, match=words):
             services.add_model(name="whisper-1", source=whisper, default_sampling=values)
+
+
+class TestEnsureModel:
+    """What `manage.py serve --model` registers."""
+
+    @pytest.mark.parametrize("named", ["", "mine=", "org/mine="])
+    def test_a_directory_is_registered_once_by_its_name_or_another(self, model_dir, named):
+        row = services.ensure_model(f"{named}{model_dir}")
+        assert row.name == (named.removesuffix("=") or model_dir.name)
+        assert services.ensure_model(f"{named}{model_dir}/").pk == row.pk
+        assert LanguageModel.objects.count() == 1
+
+    def test_options_of_a_registered_model_stay(self, model_dir):
+        services.register_model(name="mine", source=str(model_dir), pinned=True, aliases=["m"])
+        for given in ("mine", f"mine={model_dir}"):
+            row = services.ensure_model(given)
+            assert (row.pinned, row.aliases) == (True, ["m"])
+
+    def test_a_bare_name_of_a_directory_is_a_path(self, model_dir, monkeypatch):
+        monkeypatch.chdir(model_dir.parent)
+        assert services.ensure_model(model_dir.name).source == str(model_dir)
+
+    def test_a_hub_id_is_its_own_name(self):
+        assert services.named_source("org/model-1") == ("org/model-1", "org/model-1")
+        assert services.named_source("mine=org/model-1") == ("mine", "org/model-1")
+
+    def test_another_source_under_the_same_name_is_refused(self, model_dir, tmp_path):
+        services.register_model(name="mine", source=str(model_dir))
+        with pytest.raises(ValidationError, match="already exists, with the source"):
+            services.ensure_model(f"mine={tmp_path}")
+
+    @pytest.mark.parametrize("given", ["", "=", "mine=", "=/models/x"])
+    def test_nothing_to_register_is_refused(self, given):
+        with pytest.raises(ValidationError, match="NAME=SOURCE"):
+            services.ensure_model(given)
+
+    @pytest.mark.parametrize("given", ["/nowhere/model", "a b c", "mine=../../nowhere"])
+    def test_a_source_that_is_not_there_is_refused(self, given):
+        with pytest.raises(SourceError):
+            services.ensure_model(given)

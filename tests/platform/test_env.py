@@ -20,7 +20,7 @@ from millm_site.secret_key import stored_key
 from tests.live import clean_environment
 
 # Read by Django's settings under Django's names only.
-NOT_EXPOSED = {"debug", "log_level", "allowed_hosts", "secret_key", "database_url", "database_pool_size"} | (
+NOT_EXPOSED = {"config", "debug", "log_level", "allowed_hosts", "secret_key", "database_url", "database_pool_size"} | (
     set(ENGINE_OPTIONS) - {"max_batch_size", "max_seq_len", "max_waiting_requests"}
 )
 
@@ -79,6 +79,23 @@ def test_bad_secret_is_not_repeated() -> None:
     message = problems(database_url="mysql://root:hunter2@db/x")
     assert "MILLM_DATABASE_URL: must start with postgresql://" in message
     assert "hunter2" not in message
+
+
+@pytest.mark.parametrize(
+    ("key", "complaint"),
+    [
+        ("hunter2", "24 to 200 characters, got 7"),
+        ("k" * 201, "got 201"),
+        ("a key with spaces in between", "without spaces"),
+        ("schlüssel-mit-umlaut-0123456789", "ASCII"),
+        ("sk-millm-0123456789-0123456789", "must not start with sk-millm-"),
+    ],
+)
+def test_weak_admin_key_is_refused_and_not_repeated(key: str, complaint: str) -> None:
+    message = problems(admin_api_key=key)
+    assert message.startswith("MILLM_ADMIN_API_KEY: must")
+    assert complaint in message
+    assert key not in message
 
 
 def test_unreadable_database_url_is_refused() -> None:
@@ -147,6 +164,14 @@ def test_unknown_variable_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MILLM_DATABSE_URL", "x")
     warnings = [check for check in unknown_variables() if "DATABSE" in check.msg]
     assert [check.hint for check in warnings] == ["Did you mean MILLM_DATABASE_URL?"]
+
+
+def test_key_of_clients_is_not_taken_for_the_server_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell that uses the Python client has MILLM_API_KEY; a server that starts there must not accept it."""
+    monkeypatch.setenv("MILLM_API_KEY", "a-key-that-a-client-sends-0123")
+    assert Environment().admin_api_key.get_secret_value() == ""
+    [warning] = [check for check in unknown_variables() if "MILLM_API_KEY" in check.msg]
+    assert "MILLM_ADMIN_API_KEY" in (warning.hint or "")
 
 
 def test_secret_key_is_made_once_for_the_owner_only(tmp_path: Path) -> None:

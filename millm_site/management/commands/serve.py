@@ -5,27 +5,41 @@ from __future__ import annotations
 import gc
 import signal
 import sys
-from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
 from django.conf import settings
+from django.core.exceptions import ValidationError
 from django.core.management import BaseCommand, CommandError
+from django.core.management.base import CommandParser
 from django.db import OperationalError
 
+from core.errors import MillmError
+from inference.services import ensure_model
 from millm_site.database import stop_embedded
 from millm_site.first_run import Login, is_migrated, keep_first_password, set_up, welcome
+from millm_site.options import add_setting_options, option_of, unapplied_options
 from millm_site.serving import serving
+
+ADMIN_KEY = "MILLM_ADMIN_API_KEY"
+VISIBLE_KEY = (
+    f"Warning: other users of this machine can see the key of --api-key in the process list. Set {ADMIN_KEY} instead, "
+    "or admin_api_key in a file that only you can read (--config)."
+)
 
 
 class Command(BaseCommand):
     help = (
         "Serve the site on MILLM_HOST and MILLM_PORT until Ctrl-C or SIGTERM. Running requests finish; a "
         "second signal cancels them. Exits with an error if the engine fails, so that a supervisor can "
-        "restart it."
+        "restart it. Options take precedence over environment variables, these over the file of --config."
     )
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        """Accept no abbreviated options: manage.py has applied them before, by their full names."""
+        return super().create_parser(prog_name, subcommand, allow_abbrev=False, **kwargs)
+
+    def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
             "--setup",
             action="store_true",
@@ -36,15 +50,29 @@ class Command(BaseCommand):
             action="store_true",
             help="With --setup: if the demo is new, queue a job that measures its SAE.",
         )
+        parser.add_argument(
+            "--model",
+            action="append",
+            default=[],
+            dest="models",
+            metavar="[NAME=]SOURCE",
+            help="Register this model if it is not registered, and load it when the server starts: a directory or a "
+            "Hub id such as org/model. Without NAME, requests name it as the directory or the id. Repeatable.",
+        )
+        add_setting_options(parser)
 
-    def handle(self, *args: Any, setup: bool, measure_demo: bool, **options: Any) -> None:
+    def handle(self, *args: Any, setup: bool, measure_demo: bool, models: list[str], **options: Any) -> None:
+        if unapplied := unapplied_options(options):
+            raise CommandError(f"{', '.join(unapplied)} must be options of manage.py, which sets variables from them.")
+        if option_of(ADMIN_KEY):
+            self.stderr.write(self.style.WARNING(VISIBLE_KEY))
         gc.disable()  # imports create little garbage, and collecting it would take a fifth of the startup time
         try:
-            self._serve(setup=setup, measure_demo=measure_demo)
+            self._serve(setup=setup, measure_demo=measure_demo, models=models)
         finally:
             gc.enable()
 
-    def _serve(self, *, setup: bool, measure_demo: bool) -> None:
+    def _serve(self, *, setup: bool, measure_demo: bool, models: list[str]) -> None:
         from millm_site.server.listener import PortError, listen, url_of
 
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # until the server handles it
@@ -56,6 +84,7 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
         serving.prepare()
         login = self._prepare(setup=setup, measure_demo=measure_demo)
+        serving.load_at_start([self._register(given) for given in models])
         from millm_site.server.site import site_server
 
         server = site_server(listener)
@@ -76,6 +105,18 @@ class Command(BaseCommand):
         except OperationalError as error:
             raise CommandError(f"The database cannot be used: {error}") from error
         return None
+
+    def _register(self, given: str) -> str:
+        """Register a model of --model and return its name."""
+        self._print(f"Checking the model {given} ...")
+        try:
+            return ensure_model(given).name
+        except OperationalError as error:
+            raise CommandError(f"The database cannot be used: {error}") from error
+        except MillmError as error:
+            raise CommandError("--model: " + "\n".join(error.lines)) from error
+        except ValidationError as error:
+            raise CommandError("--model: " + " ".join(error.messages)) from error
 
     def _hidden_password(self, login: Login | None) -> Path | None:
         """Write a new password to a file and return its path; None on a terminal, where the password is printed."""

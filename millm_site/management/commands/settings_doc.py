@@ -10,7 +10,8 @@ from django.core.management import BaseCommand, CommandError
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from millm_site.env import PREFIX, PROJECT_DIR, Environment
+from millm_site.config_file import PREFIX
+from millm_site.env import PROJECT_DIR, Environment
 
 PATH = PROJECT_DIR / "docs" / "settings.md"
 HEAD = """# Settings
@@ -18,6 +19,19 @@ HEAD = """# Settings
 All settings are environment variables. An empty variable counts as unset. An invalid value ends the program with an
 error message that names it, and `manage.py check` warns about variables with the prefix that are not settings.
 `manage.py settings_doc` writes this page from `millm_site/env.py`, and `make check` fails if it is out of date.
+
+Settings can also be in a TOML file that `MILLM_CONFIG` or `manage.py serve --config FILE` names, in lower case and
+without the prefix. Unknown names are refused.
+
+```toml
+host = "0.0.0.0"
+port = 8080
+allowed_hosts = ["models.example.com"]
+memory_budget = "12GB"
+```
+
+Precedence, highest first: options of `manage.py serve` (`--host`, `--port`, `--api-key`), environment variables, the
+file, defaults. Restrict a file with secrets to its user (`chmod 600`).
 
 | variable | default | description |
 |---|---|---|

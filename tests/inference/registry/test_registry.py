@@ -388,6 +388,15 @@ async def test_the_start_resets_rows_of_a_dead_process_and_loads_what_shall_be_l
     assert list(parts.engine.attached) == ["auto"]
 
 
+async def test_models_that_the_start_names_are_loaded_too(registry, parts):
+    await amake("auto", autoload=True)
+    await amake("named")
+    await amake("other")
+    await asyncio.wrap_future(registry.start(["named", "auto", "deleted meanwhile"]))
+    await until(lambda: registry.is_loaded("auto") and registry.is_loaded("named"))
+    assert sorted(parts.engine.attached) == ["auto", "named"]
+
+
 async def test_an_idle_model_is_unloaded_after_its_keep_alive(registry, parts):
     await amake("idle", keep_alive_s=60)
     await amake("busy", keep_alive_s=60)
