@@ -20,6 +20,7 @@ from console.load.load import Load
 from console.pages import Page, register_page
 from inference.models import LanguageModel
 from jobs.models import Job
+from openai_api.http.public_url import public_url
 from openai_api.keys.services import visible_keys
 from steering.profiles.inline_edits import INLINE
 from steering.visibility import SEE_ALL_PROFILES, visible_profiles
@@ -39,7 +40,7 @@ class Used:
 
 def context(request: HttpRequest) -> Mapping[str, Any]:
     user: Any = request.user
-    site_url = request.build_absolute_uri("/").rstrip("/")
+    site_url = public_url(request, "/").rstrip("/")
     return {
         "notices": notices(user),
         "steps": first_steps(user, site_url),

@@ -20,7 +20,7 @@ from pydantic_settings import (
 )
 
 from millm_site.config_file import PREFIX, ConfigFileError, config_path, read_config
-from millm_site.http.cors import is_origin
+from millm_site.http.cors import is_origin, public_origin
 from millm_site.options import option_of
 from openai_api.keys.record import KEY_START, MAX_KEY_LENGTH
 
@@ -268,9 +268,10 @@ class Environment(BaseSettings):
     )
     public_url: str = Field(
         "",
-        pattern=r"^(https?://[^\s?#]+)?$",
-        description="Address under which clients reach this server, such as https://models.example.com; for links to "
-        "images. Empty: images are sent as `b64_json` only.",
+        description="Address under which users reach this server, such as https://models.example.com: behind a reverse "
+        "proxy, the address of the proxy. All absolute links use it (to images, results, pages, in /openapi.json and "
+        "in the text at start), and the console accepts requests from its origin. Its host is added to the allowed "
+        "hosts. Empty: links have the address of the request, and images are sent as `b64_json` only.",
     )
     storage_quota_bytes: ByteSize = Field(
         ByteSize(0),
@@ -530,6 +531,12 @@ class Environment(BaseSettings):
         if wrong:
             raise ValueError(f"{wrong[0]} is not an origin such as https://app.example.org")
         return value
+
+    @field_validator("public_url")
+    @classmethod
+    def _public(cls, value: str) -> str:
+        """Return the origin as browsers write it: in lower case, without a default port and a slash."""
+        return public_origin(value) if value else ""
 
     @field_validator("auth")
     @classmethod

@@ -87,11 +87,12 @@ _KEYS = {
 def welcome(url: str, login: Login | None, *, password_file: Path | None = None) -> str:
     """Return the text with the addresses, the login and two requests to paste.
 
+    ``url`` is the address that the server listens on; the others begin with MILLM_PUBLIC_URL if it is set.
     ``password_file`` holds a password that is not shown.
     """
-    lines = [
-        f"miLLM serves on {url}",
-        "",
+    lines = [f"miLLM serves on {url}", ""]
+    url = settings.MILLM_PUBLIC_URL or url
+    lines += [
         f"  Console   {url}/admin/",
         f"  API       {url}/v1",
         f"  API docs  {url}/docs",

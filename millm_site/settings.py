@@ -54,7 +54,7 @@ MILLM_SPEECH_FORMAT = ENV.speech_format
 MILLM_MAX_VIDEO_PIXELS = ENV.max_video_pixels
 MILLM_VIDEO_RETENTION_DAYS = ENV.video_retention_days
 MILLM_FETCH_IMAGES = ENV.fetch_images
-MILLM_PUBLIC_URL = ENV.public_url.rstrip("/")
+MILLM_PUBLIC_URL = ENV.public_url
 MILLM_MIN_FREE_BYTES = int(ENV.min_free_bytes)
 MILLM_HEADER_TIMEOUT = ENV.header_timeout
 MILLM_IDLE_TIMEOUT = ENV.idle_timeout
@@ -171,6 +171,7 @@ SECURE_REDIRECT_EXEMPT = [r"^health(/|$)", r"^metrics$"]  # probes come from ins
 SECURE_HSTS_SECONDS = 365 * 86_400 if MILLM_TLS else 0
 SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = MILLM_TLS
 SESSION_COOKIE_HTTPONLY = CSRF_COOKIE_HTTPONLY = True
+CSRF_TRUSTED_ORIGINS = [MILLM_PUBLIC_URL] if MILLM_PUBLIC_URL else []  # a proxy may send another Host
 SESSION_COOKIE_NAME = "millm_session"
 CSRF_COOKIE_NAME = "millm_csrf"
 X_FRAME_OPTIONS = "DENY"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 MIDDLEWARE = "corsheaders.middleware.CorsMiddleware"
 NEURONPEDIA = "feature|activation|search-all|search-topk-by-token|explanation|steer|steer-chat"  # below /api
 API_ROOTS = f"v1|v2|tokenize|detokenize|tokenizer_info|rerank|score|api/(?:{NEURONPEDIA})"
 API_PATHS = rf"^/({API_ROOTS})(/|$)"
+DEFAULT_PORTS = {"http": 80, "https": 443}
+HOST = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?|[0-9a-f:.]+:[0-9a-f:.]*")
 ORIGIN = re.compile(r"https?://[^/\s?#@*]+")
 REQUEST_HEADERS = (
     "accept",
@@ -53,6 +56,30 @@ RESPONSE_HEADERS = (
     "x-request-id",
     "x-should-retry",
 )
+
+
+def public_origin(url: str) -> str:
+    """Return the origin of a server's URL as browsers write it. Raise ValueError for anything but an origin."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"is not an address such as https://models.example.com: {error}") from None
+    host = (parts.hostname or "").lower().removesuffix(".")
+    if (
+        parts.scheme not in DEFAULT_PORTS
+        or not HOST.fullmatch(host)
+        or parts.username is not None
+        or url != url.strip()
+    ):
+        raise ValueError("is not an address such as https://models.example.com, with http or https")
+    if parts.path not in {"", "/"} or parts.query or parts.fragment or url.endswith(("?", "#")):
+        raise ValueError(
+            "must have no path and no query: pages of the console link to each other from the root of their host. Give "
+            "the server a host name of its own"
+        )
+    shown = f"[{host}]" if ":" in host else host
+    return f"{parts.scheme}://{shown}" + (f":{port}" if port not in {None, DEFAULT_PORTS[parts.scheme]} else "")
 
 
 def is_origin(value: str) -> bool:

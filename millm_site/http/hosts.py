@@ -7,6 +7,7 @@ import re
 import socket
 from collections.abc import Iterable, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 from django.conf import settings
@@ -22,11 +23,15 @@ WILDCARD_ADDRESSES = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - named, not
 
 
 def allowed_hosts(env: Environment) -> list[str]:
-    """Return MILLM_ALLOWED_HOSTS; if it is empty, the loopback names and the address that the server listens on."""
+    """Return MILLM_ALLOWED_HOSTS; if it is empty, the loopback names and the address that the server listens on.
+
+    The host of MILLM_PUBLIC_URL is always one of them.
+    """
+    public = [bracketed(urlsplit(env.public_url).hostname or "")] if env.public_url else []
     if env.allowed_hosts:
-        return list(env.allowed_hosts)
+        return list(dict.fromkeys([*env.allowed_hosts, *public]))
     listening = own_names() if env.host in WILDCARD_ADDRESSES else [bracketed(env.host)]
-    return list(dict.fromkeys([*LOOPBACK_NAMES, *listening]))
+    return list(dict.fromkeys([*LOOPBACK_NAMES, *listening, *public]))
 
 
 def own_names() -> list[str]:

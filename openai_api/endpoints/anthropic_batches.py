@@ -15,6 +15,7 @@ from openai_api.endpoints.pagination import page_of
 from openai_api.http.call import Call
 from openai_api.http.endpoint import json_response
 from openai_api.http.errors import MESSAGES, invalid
+from openai_api.http.public_url import public_url
 from openai_api.schemas.anthropic_batches import (
     MessageBatchBody,
     MessageBatchCounts,
@@ -125,7 +126,7 @@ def batch_body(batch: Batch, request: HttpRequest) -> MessageBatchBody:
         "ended_at": _text(ended_at) if batch.has_ended and ended_at else None,
         "cancel_initiated_at": _text(batch.cancelling_at) if batch.cancelling_at else None,
         "archived_at": None,
-        "results_url": request.build_absolute_uri(path) if batch.has_ended else None,
+        "results_url": public_url(request, path) if batch.has_ended else None,
     }
 
 

@@ -20,6 +20,7 @@ from django.urls import path, reverse
 from django.utils import timezone
 from django.views.decorators.cache import never_cache
 
+from openai_api.http.public_url import public_url
 from openai_api.keys.forms import ApiKeyForm, RevokeForm, RotateForm
 from openai_api.keys.record import MEDIA_UNITS
 from openai_api.keys.services import (
@@ -79,7 +80,7 @@ class KeyPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
     def secret_page(self, request: HttpRequest, created: CreatedKey, title: str) -> HttpResponse:
         """Show the key in the response itself: a message would be stored in a cookie or the session."""
         context = {**self.admin_site.each_context(request), "title": title, "opts": self.opts, "created": created}
-        context["base_url"] = request.build_absolute_uri("/v1")
+        context["base_url"] = public_url(request, "/v1")
         return _render_once(request, context)
 
     def _key(self, request: HttpRequest, object_id: str) -> ApiKey:

@@ -30,6 +30,7 @@ from openai_api.generation.token_text import token_logprob
 from openai_api.http.call import Call
 from openai_api.http.endpoint import json_response
 from openai_api.http.errors import renaming
+from openai_api.http.public_url import public_url
 from openai_api.neuronpedia.schemas import (
     ChatMessageBody,
     SteerBody,
@@ -224,4 +225,4 @@ def _renaming(messages: str = "messages") -> AbstractContextManager[None]:
 
 
 def _log_url(call: Call) -> str:
-    return call.request.build_absolute_uri(reverse("admin:openai_api_requestlog_change", args=[call.id]))
+    return public_url(call.request, reverse("admin:openai_api_requestlog_change", args=[call.id]))

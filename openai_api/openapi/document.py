@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.conf import settings
 from pydantic import TypeAdapter
 from pydantic.json_schema import models_json_schema
 
@@ -18,6 +19,12 @@ VERSION = "0.1.0"
 ALL_ROUTES = (*ROUTES, *NEURONPEDIA_ROUTES)
 
 
+def servers() -> list[Schema]:
+    """Return MILLM_PUBLIC_URL, for programs that are generated from the document, and the address of the document."""
+    public = [{"url": settings.MILLM_PUBLIC_URL}] if settings.MILLM_PUBLIC_URL else []
+    return [*public, {"url": "/"}]
+
+
 def document() -> Schema:
     return {
         "openapi": "3.1.0",
@@ -26,7 +33,7 @@ def document() -> Schema:
             "version": VERSION,
             "description": "Language models over the OpenAI API, steered per request by the field `profile`.",
         },
-        "servers": [{"url": "/"}],
+        "servers": servers(),
         "security": [{"bearer": []}, {"api-key": []}, {"x-api-key": []}, {}],
         "paths": {
             **paths(ALL_ROUTES),

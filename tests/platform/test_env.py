@@ -153,6 +153,54 @@ def test_hosts_are_loopback_names_and_the_address_listened_on() -> None:
     assert allowed_hosts(environment(allowed_hosts="chat.example")) == ["chat.example"]
 
 
+@pytest.mark.parametrize(
+    ("given", "origin"),
+    [
+        ("https://Models.Example.com", "https://models.example.com"),
+        ("https://models.example.com/", "https://models.example.com"),
+        ("https://models.example.com:443", "https://models.example.com"),
+        ("http://models.example.com:443", "http://models.example.com:443"),
+        ("http://10.0.0.7:8000", "http://10.0.0.7:8000"),
+        ("http://[fd00::7]:8000/", "http://[fd00::7]:8000"),
+        ("", ""),
+    ],
+)
+def test_public_url_is_an_origin_as_browsers_write_it(given: str, origin: str) -> None:
+    assert environment(public_url=given).public_url == origin
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ("models.example.com", "is not an address"),
+        ("ftp://models.example.com", "is not an address"),
+        ("https://", "is not an address"),
+        ("https://a b.example", "is not an address"),
+        ("https://user:secret@models.example.com", "is not an address"),
+        ("https://models.example.com:99999", "is not an address"),
+        ("https://[fd00::7", "is not an address"),
+        ("https://*.example.com", "is not an address"),
+        ("https://models.example.com/llm", "must have no path"),
+        ("https://models.example.com?x=1", "must have no path"),
+        ("https://models.example.com#x", "must have no path"),
+    ],
+)
+def test_bad_public_url_is_explained(given: str, complaint: str) -> None:
+    message = problems(public_url=given)
+    assert message.startswith("MILLM_PUBLIC_URL: ")
+    assert complaint in message
+
+
+def test_host_of_the_public_url_is_allowed_beside_the_others() -> None:
+    public = "https://models.example.com"
+    assert allowed_hosts(environment(public_url=public)) == ["localhost", "127.0.0.1", "[::1]", "models.example.com"]
+    assert allowed_hosts(environment(public_url=public, allowed_hosts="chat.example")) == [
+        "chat.example",
+        "models.example.com",
+    ]
+    assert "[fd00::7]" in allowed_hosts(environment(public_url="http://[fd00::7]:8000", allowed_hosts="chat.example"))
+
+
 def test_wildcard_address_allows_this_machine_not_everything() -> None:
     hosts = allowed_hosts(environment(host="0.0.0.0"))  # noqa: S104 - what the test is about
     assert "*" not in hosts

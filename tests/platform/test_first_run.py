@@ -91,5 +91,14 @@ def test_welcome_tells_how_to_get_a_key_where_one_is_needed(settings: Settings) 
     assert welcome(URL, None).count("$MILLM_API_KEY") == 2
 
 
+def test_welcome_shows_the_public_address_and_the_one_listened_on(settings: Settings) -> None:
+    settings.MILLM_PUBLIC_URL = "https://models.example.com"
+    text = welcome(URL, None)
+    assert text.startswith(f"miLLM serves on {URL}\n")
+    assert "https://models.example.com/admin/" in text
+    assert text.count("curl https://models.example.com/v1/") == 2
+    assert text.count(URL) == 1
+
+
 def test_known_password_is_not_repeated(settings: Settings) -> None:
     assert "password as set before" in welcome(URL, Login("admin", ""))
