@@ -24,7 +24,8 @@ from openai_api.media.try_media import (
     try_video_content,
     try_video_state,
 )
-from openai_api.routes import root_urlpatterns
+from openai_api.routes import azure_urlpatterns, root_urlpatterns
+from openai_api.routes import urlpatterns as urlpatterns_of_v1
 
 
 @require_safe
@@ -63,6 +64,8 @@ urlpatterns = [
     path("admin/", admin.site.urls),
     path("v1/", include("openai_api.routes")),
     path("", include(root_urlpatterns)),
+    path("openai/v1/", include((urlpatterns_of_v1, "openai"))),  # Azure OpenAI's addresses of the same routes
+    path("openai/", include((azure_urlpatterns, "azure"))),
     path("api/", include("openai_api.neuronpedia.routes")),
     path("api/", include("management_api.urls")),
     path("health", health.ready, name="health"),

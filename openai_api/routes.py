@@ -70,7 +70,7 @@ from openai_api.endpoints.vector_stores import (
 from openai_api.http.call import Call
 from openai_api.http.endpoint import Handler, endpoint
 from openai_api.http.errors import anthropic_error, unknown_url
-from openai_api.http.route import Method, Route, url_patterns
+from openai_api.http.route import Method, Route, deployment_patterns, url_patterns
 from openai_api.http.signed_links import is_signed
 from openai_api.keys.scopes import Scope
 from openai_api.media import videos
@@ -276,7 +276,7 @@ ROUTES = (
         response=ChatListBody, query=StoredChatQuery),
     _generation("POST", "/v1/chat/completions", create_chat_completion, "createChatCompletion",
         "Create a chat completion", request=ChatRequest, response=ChatCompletionBody, events=ChatChunkBody,
-        returns=CHUNKS, is_steered=True, errors=(409, 504)),
+        returns=CHUNKS, is_steered=True, errors=(409, 504), is_deployed=True),
     _generation("GET", "/v1/chat/completions/{completion_id}", get_chat, "getChatCompletion",
         "Get a stored chat completion", response=StoredChatBody),
     _generation("POST", "/v1/chat/completions/{completion_id}", update_chat, "updateChatCompletion",
@@ -287,7 +287,7 @@ ROUTES = (
         "List the messages of a stored chat completion", response=StoredMessageListBody, query=StoredMessageQuery),
     _generation("POST", "/v1/completions", create_completion, "createCompletion", "Create a completion",
         request=CompletionRequest, response=CompletionBody, events=CompletionBody, returns=CHUNKS, is_steered=True,
-        errors=(409, 504)),
+        errors=(409, 504), is_deployed=True),
 
     _responses("POST", "/v1/responses", create_response, "createResponse", "Create a response",
         request=ResponseRequest, response=ResponseBody, events=dict, is_steered=True, errors=(409, 504)),
@@ -321,7 +321,7 @@ ROUTES = (
         "Delete an item of a conversation", response=ConversationBody, log_name="/v1/conversations/{id}/items/{item}"),
 
     _embeddings("POST", "/v1/embeddings", create_embeddings, "createEmbedding", "Create embeddings",
-        request=EmbeddingsRequest, response=EmbeddingsBody, returns="The embeddings.", errors=(504,)),
+        request=EmbeddingsRequest, response=EmbeddingsBody, returns="The embeddings.", errors=(504,), is_deployed=True),
 
     _features("POST", "/v1/features/search", search_features, "searchFeatures", "Search features",
         request=FeatureSearchRequest, response=FeatureListBody, returns="Features, best match first."),
@@ -378,21 +378,21 @@ ROUTES = (
 
     _audio("POST", "/v1/audio/transcriptions", create_transcription, "createTranscription", "Transcribe audio",
         form=form_schema(TranscriptionForm, file="file"), response=TranscriptionBody, events=dict,
-        errors=(501, 502)),
+        errors=(501, 502), is_deployed=True),
     _audio("POST", "/v1/audio/translations", create_translation, "createTranslation", "Translate audio into English",
-        form=form_schema(AudioForm, file="file"), response=TranscriptionBody, errors=(501, 502)),
+        form=form_schema(AudioForm, file="file"), response=TranscriptionBody, errors=(501, 502), is_deployed=True),
     _audio("POST", "/v1/audio/speech", create_speech, "createSpeech", "Turn text into speech",
-        request=SpeechRequest, response=bytes, errors=(501, 502)),
+        request=SpeechRequest, response=bytes, errors=(501, 502), is_deployed=True),
     _audio("GET", "/v1/audio/voices", list_voices, "listVoices", "List voices",
         response=VoiceListBody),
     _audio("GET", "/v1/audio/models", list_speech_models, "listSpeechModels", "List speech models",
         response=SpeechModelListBody),
 
     _images("POST", "/v1/images/generations", create_image, "createImage", "Create images from a prompt",
-        request=ImageRequest, events=ImageEventBody, errors=(501, 502, 504)),
+        request=ImageRequest, events=ImageEventBody, errors=(501, 502, 504), is_deployed=True),
     _images("POST", "/v1/images/edits", edit_image, "createImageEdit", "Edit an image",
         form=form_schema(ImageEditForm, file="image", more_files=("mask",)), events=ImageEventBody,
-        errors=(501, 502, 504)),
+        errors=(501, 502, 504), is_deployed=True),
     _images("POST", "/v1/images/variations", vary_image, "createImageVariation", "Create variations of an image",
         form=form_schema(ImageVariationForm, file="image"), errors=(501, 502, 504)),
 
@@ -498,3 +498,4 @@ async def refuse_url(call: Call) -> HttpResponseBase:
 
 root_urlpatterns = url_patterns(route for route in ROUTES if route.is_at_root)
 urlpatterns = [*url_patterns(ROUTES), re_path(r"", endpoint("/v1/*", scope=None, ANY=refuse_url), name="unknown")]
+azure_urlpatterns = [*deployment_patterns(ROUTES), *urlpatterns]  # below /openai

@@ -78,7 +78,7 @@ def read_only(
 
 
 def is_api(path: str) -> bool:
-    return path in {"/v1", "/api"} or path.startswith(("/v1/", "/api/"))
+    return path in {"/v1", "/api", "/openai"} or path.startswith(("/v1/", "/api/", "/openai/"))
 
 
 def _answer(request: HttpRequest, error: MillmError, text: str) -> HttpResponse:

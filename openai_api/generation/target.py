@@ -118,8 +118,11 @@ async def ready_model(record: ModelRecord, kind: ModelKind) -> ModelCard:
 
 
 def find_media_model(call: Call, name: str, kind: MediaKind) -> ModelRecord:
-    """Return the media model of that name, or the default of its kind if the name is empty. Raises MillmError."""
-    registry = get_backend().registry()
+    """Return the media model of that name, or the default of its kind if the name is empty. Raises MillmError.
+
+    A model in the URL takes precedence.
+    """
+    registry, name = get_backend().registry(), call.deployment or name
     kinds = ("translation", "transcription") if kind == "translation" else (kind,)  # models of either can do both
     record, suffix = find_model(registry, name) if name else (default_model(registry, *kinds), None)
     call.use_model(record.name)

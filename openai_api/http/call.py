@@ -68,15 +68,18 @@ class Call:
         source: Source = "client",
         session_user_id: int | None = None,
         override: SteeringOverride | None = None,
+        deployment: str = "",
     ) -> None:
         """Start the call.
 
         ``is_background``: no client waits for the answer: others have priority. ``session_user_id``: the user
         of a console session, which has no key. ``override``: steering that replaces the request's own.
+        ``deployment``: the model that the URL names, which replaces the body's.
         """
         self.request = request
         self.endpoint = endpoint
         self.override = override
+        self.deployment = deployment
         self.is_background = is_background
         self._session_user_id = session_user_id
         named = request.headers.get(CLIENT_HEADER)
@@ -189,6 +192,8 @@ class Call:
 
     def read_body(self, body: dict[str, Any], schema: type[S]) -> S:
         """Like :meth:`read`, for a body that was parsed already, such as a form."""
+        if self.deployment:
+            body = {**body, "model": self.deployment}
         self._note_raw(body, schema.TEXTS)
         parsed = schema.parse(body)
         if settings.MILLM_UNKNOWN_FIELDS == "reject" and (unknown := schema.unknown_in(body)):

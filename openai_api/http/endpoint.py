@@ -44,11 +44,11 @@ def endpoint(
 
     ``name`` is the endpoint in the log, ``scope`` what a key needs, ``error_body`` the form of errors. GET also serves
     HEAD; ANY serves all methods without a handler of their own. ``link_check`` returns whether a request's link, with
-    the URL's values, allows it without a key; it may raise MillmError.
+    the URL's values, allows it without a key; it may raise MillmError. A ``deployment`` in the URL names the model.
     """
 
     async def view(request: HttpRequest, **values: Any) -> HttpResponseBase:
-        call = Call(request, name)
+        call = Call(request, name, deployment=values.pop("deployment", ""))
         return await _finished(call, _answer(call, scope, handlers, values, error_body, link_check))
 
     return csrf_exempt(view)

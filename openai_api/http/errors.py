@@ -20,8 +20,8 @@ ErrorType = Literal[
 ]
 
 # A file path with at least two parts, quoted or not; URL paths of this server do not count.
-QUOTED_PATH = re.compile(r"""(['"`])/(?!v1/|api/|admin/)[^'"`\n]*?([^'"`/\n]+)/?(['"`])""")
-PATH = re.compile(r"(?<![\w/:.@~-])~?/(?!(?:v1|api|admin)/)(?:[\w.@+~%-]+/)+([\w.@+~%-]*)")
+QUOTED_PATH = re.compile(r"""(['"`])/(?!v1/|api/|admin/|openai/)[^'"`\n]*?([^'"`/\n]+)/?(['"`])""")
+PATH = re.compile(r"(?<![\w/:.@~-])~?/(?!(?:v1|api|admin|openai)/)(?:[\w.@+~%-]+/)+([\w.@+~%-]*)")
 MAX_PROBLEMS = 10  # validation problems that one message lists
 MAX_RETRY_AFTER_S = 120.0  # the SDKs do not retry after a longer time
 # It starts like OpenAI's message, because some clients recognise a wrong key by these words.

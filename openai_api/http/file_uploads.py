@@ -267,8 +267,9 @@ def _request(headers: Iterable[Header], peer: str) -> HttpRequest:
 
 
 FORM_BYTES = 2**20  # allowance for a multipart body besides its file
-_UPLOADS = re.compile(r"/v1/(files|uploads/[^/]+/parts)/?")
-_MEDIA = re.compile(r"/v1/(audio/(transcriptions|translations|voices)|images/(edits|variations)|videos)/?")
+_V1 = r"/(?:v1|openai(?:/v1|/deployments/.+)?)"
+_UPLOADS = re.compile(rf"{_V1}/(files|uploads/[^/]+/parts)/?")
+_MEDIA = re.compile(rf"{_V1}/(audio/(transcriptions|translations|voices)|images/(edits|variations)|videos)/?")
 _MANAGED = re.compile(r"/api/(saes/upload|saes/[0-9]{1,18}/labels|corpora)")
 
 

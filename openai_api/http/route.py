@@ -48,6 +48,7 @@ class Route:
     log_name: str = ""  # in the request log, if not the path with ``{id}`` for every parameter that ends in ``_id``
     alias: str = ""  # an optional prefix under which other servers have the route
     is_at_root: bool = False  # also served without /v1, where clients know it from other servers
+    is_deployed: bool = False  # also served under /openai/deployments/{deployment}, as by Azure OpenAI
 
     @property
     def endpoint(self) -> str:
@@ -80,7 +81,13 @@ def url_patterns(routes: Iterable[Route]) -> list[URLPattern]:
     return [_url_pattern(group) for group in by_path(routes).values()]
 
 
-def _url_pattern(routes: Sequence[Route]) -> URLPattern:
+def deployment_patterns(routes: Iterable[Route]) -> list[URLPattern]:
+    """Return the URL patterns of deployments, relative to /openai: the URL names the model, as in Azure OpenAI."""
+    deployed = by_path(route for route in routes if route.is_deployed)
+    return [_url_pattern(group, r"deployments/(?P<deployment>[^/].*?)/") for group in deployed.values()]
+
+
+def _url_pattern(routes: Sequence[Route], start: str = "") -> URLPattern:
     first = routes[0]
     path = _ROOT.sub("", first.path, count=1)
     pattern = _PARAMETER.sub(lambda match: f"(?P<{match[1]}>{'.+?' if match[2] else '[^/]+'})", path)
@@ -89,4 +96,4 @@ def _url_pattern(routes: Sequence[Route]) -> URLPattern:
     view = endpoint(
         first.endpoint, scope=first.scope, error_body=first.error_body, link_check=first.link_check, **handlers
     )
-    return re_path(rf"^{prefix}{pattern}/?\Z", view, name=re.sub(r"[^a-z]+", "-", path).strip("-"))
+    return re_path(rf"^{start}{prefix}{pattern}/?\Z", view, name=re.sub(r"[^a-z]+", "-", path).strip("-"))

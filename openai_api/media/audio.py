@@ -166,7 +166,7 @@ async def create_speech(call: Call) -> HttpResponseBase:
     body = read_json_object(call.request)
     voice_name = _voice_name(call, body)
     voice = None if voice_name is None else await in_database(Voice.find, voice_name)
-    record = _speech_model(call, _model_name(body), voice, voice_name)
+    record = _speech_model(call, call.deployment or _model_name(body), voice, voice_name)
     request = call.read_body(body, SpeechRequest)
     defaults = record.default_sampling
     limit = defaults.get("max_input_chars", MAX_INPUT)
