@@ -337,6 +337,11 @@ class Environment(BaseSettings):
         "the longest step of the slowest model; loading a model does not count.",
     )
 
+    list_profiles: bool = Field(
+        default=False,
+        description="List each model's published profiles in /v1/models, as models `model:profile`, for clients such "
+        "as Open WebUI and LibreChat that can choose nothing but a model. `?profiles=true` does it for one request.",
+    )
     unknown_fields: Literal["ignore", "reject"] = Field(
         "ignore",
         description="Unknown request fields: `ignore` lists them in the response header x-millm-ignored-fields, "

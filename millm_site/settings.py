@@ -72,6 +72,7 @@ MILLM_MEMORY_BUDGET = ENV.memory_budget
 MILLM_DRAIN_SECONDS = ENV.drain_seconds
 MILLM_ENGINE_STALL_SECONDS = ENV.engine_stall_seconds
 MILLM_DATABASE_TIMEOUT = ENV.database_timeout
+MILLM_LIST_PROFILES = ENV.list_profiles
 MILLM_UNKNOWN_FIELDS = ENV.unknown_fields
 MILLM_MAX_TOKENS_DEFAULT = ENV.max_tokens_default
 MILLM_CLAMP_MAX_TOKENS = ENV.clamp_max_tokens

@@ -113,6 +113,7 @@ from openai_api.openapi.parameters import (
     MODEL,
     NEIGHBOURS,
     PART_FORM,
+    PROFILES,
     RESUMED_STREAM,
     SIGNED_LINK,
     VIDEO_CONTENT,
@@ -351,7 +352,7 @@ ROUTES = (
         response=FeatureDetailBody, query=LOGIT_LENS, errors=(504,)),
 
     _models("GET", "/v1/models", list_models, "listModels", "List models",
-        response=ModelListBody),
+        response=ModelListBody, query=PROFILES),
     _models("GET", "/v1/models/{model:path}", get_model, "retrieveModel", "Get a model",
         response=ModelBody, log_name="/v1/models/{id}"),
     _models("DELETE", "/v1/models/{model:path}", delete_model, "deleteModel",

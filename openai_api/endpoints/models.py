@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
+from django.conf import settings
 from django.http.response import HttpResponseBase
 from pydantic import Field
 
-from core.errors import quote
+from core.errors import MillmError, quote
 from inference.registry.records import ModelRecord
 from openai_api.backend import get_backend
 from openai_api.generation.target import (
@@ -17,10 +19,12 @@ from openai_api.generation.target import (
     check_profile_allowed,
     find_model,
     is_model_allowed,
+    is_profile_allowed,
 )
 from openai_api.http.call import Call
 from openai_api.http.endpoint import json_response
 from openai_api.http.errors import forbidden, invalid, speaks_anthropic
+from openai_api.keys.record import KeyRecord
 from openai_api.schemas.anthropic import AnthropicModelBody, AnthropicModelListBody
 from openai_api.schemas.base import ListQuery
 from openai_api.schemas.bodies import ModelBody, ModelDeletedBody, ModelListBody
@@ -29,18 +33,25 @@ DEFAULT_LIMIT = 20
 MAX_LIMIT = 1_000
 
 
-class ModelQuery(ListQuery):
+class ModelListQuery(ListQuery):
+    """``profiles``: whether to list ``model:profile`` too; the default is MILLM_LIST_PROFILES."""
+
+    profiles: bool | None = None
+
+
+class AnthropicModelQuery(ModelListQuery):
     limit: int | None = Field(None, ge=1, le=MAX_LIMIT)
     after_id: str | None = Field(None, max_length=200)
     before_id: str | None = Field(None, max_length=200)
 
 
-def anthropic_model(record: ModelRecord) -> AnthropicModelBody:
+def anthropic_model(record: ModelRecord, profile: str = "") -> AnthropicModelBody:
     length = get_backend().registry().max_model_len(record.name)
+    name = f"{record.name}:{profile}" if profile else record.name
     return {
         "type": "model",
-        "id": record.name,
-        "display_name": record.name,
+        "id": name,
+        "display_name": name,
         "created_at": datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z"),
         "deprecated_at": None,
         "retires_at": None,
@@ -54,7 +65,7 @@ def anthropic_model(record: ModelRecord) -> AnthropicModelBody:
 
 def anthropic_list(models: list[AnthropicModelBody], query: Mapping[str, Any]) -> AnthropicModelListBody:
     """Return the page between the cursors. Raises MillmError 400 for a cursor that is not a model."""
-    query_params = ModelQuery.parse(query)
+    query_params = AnthropicModelQuery.parse(query)
     ids = [model["id"] for model in models]
     start = _place(ids, query_params.after_id, "after_id") + 1 if query_params.after_id is not None else 0
     end = _place(ids, query_params.before_id, "before_id") if query_params.before_id is not None else len(ids)
@@ -77,13 +88,44 @@ def _place(ids: list[str], cursor: str, param: str) -> int:
 
 
 async def list_models(call: Call) -> HttpResponseBase:
-    """List the models that the key may use, in Anthropic's form for its clients."""
+    """List the models that the key may use, in Anthropic's form for its clients.
+
+    With ``profiles``, for clients that can choose nothing but a model, each model is followed by its profiles.
+    """
+    is_anthropic = speaks_anthropic(call.request)
+    query = (AnthropicModelQuery if is_anthropic else ModelListQuery).parse(call.request.GET)
     records = [one for one in get_backend().registry().records() if is_model_allowed(call.key, one)]
-    if speaks_anthropic(call.request):
-        return json_response(anthropic_list([anthropic_model(one) for one in records], call.request.GET))
-    data = [model_body(record) for record in records]
-    body: ModelListBody = {"object": "list", "data": data}
+    lists_profiles = settings.MILLM_LIST_PROFILES if query.profiles is None else query.profiles
+    profiles = {one.name: await _profiles_of(call, one) if lists_profiles else {} for one in records}
+    if is_anthropic:
+        listed = [anthropic_model(one, profile) for one in records for profile in ("", *profiles[one.name])]
+        return json_response(anthropic_list(listed, call.request.GET))
+    body: ModelListBody = {"object": "list", "data": []}
+    for record in records:
+        body["data"] += [model_body(record), *(profile_body(record, *each) for each in profiles[record.name].items())]
     return json_response(body)
+
+
+async def _profiles_of(call: Call, record: ModelRecord) -> dict[str, str]:
+    """Return the references of profiles that the key may name with the model, with the labels of their versions."""
+    if record.kind != "generation":
+        return {}
+    backend, found = get_backend(), dict[str, str]()
+    taken = {name for one in backend.registry().records() for name in (one.name, *one.aliases)}
+    for name in await backend.list_profiles(record.name):
+        for reference in _allowed_references(call.key, name):
+            if f"{record.name}:{reference}" in taken:  # a request with this name means that model
+                continue
+            with suppress(MillmError):  # a version that a key allows, but that does not exist
+                found[reference] = await backend.find_profile(record.name, reference)
+    return found
+
+
+def _allowed_references(key: KeyRecord | None, name: str) -> list[str]:
+    """Return the profile's name, or the versions of it to which the key is limited."""
+    if key is None or is_profile_allowed(key, name):
+        return [name]
+    return sorted(reference for reference in key.allowed_profiles if reference.partition("@")[0] == name)
 
 
 async def get_model(call: Call, model: str) -> HttpResponseBase:
@@ -91,16 +133,13 @@ async def get_model(call: Call, model: str) -> HttpResponseBase:
     call.model = model[:200]
     record, profile = find_model(get_backend().registry(), model)
     check_model_allowed(call.key, record)
-    body = model_body(record)
-    if speaks_anthropic(call.request) and profile is None:
-        return json_response(anthropic_model(record))
+    label = ""
     if profile is not None:
         check_profile_allowed(call.key, profile)
         label = await get_backend().find_profile(record.name, profile)
-        body = {**body, "id": f"{record.name}:{profile}", "default_profile": label}
-        if speaks_anthropic(call.request):
-            return json_response({**anthropic_model(record), "id": body["id"]})
-    return json_response(body)
+    if speaks_anthropic(call.request):
+        return json_response(anthropic_model(record, profile or ""))
+    return json_response(profile_body(record, profile, label) if profile else model_body(record))
 
 
 async def delete_model(call: Call, model: str) -> HttpResponseBase:
@@ -134,6 +173,17 @@ def model_body(record: ModelRecord) -> ModelBody:
         "hidden_size": hidden_size,
         "aliases": list(record.aliases),
         "default_profile": record.default_profile or None,
+    }
+
+
+def profile_body(record: ModelRecord, profile: str, label: str) -> ModelBody:
+    """Return a model with a profile as a model of its own. ``label``: the profile's name and version."""
+    return {
+        **model_body(record),
+        "id": f"{record.name}:{profile}",
+        "is_default": False,
+        "aliases": [f"{alias}:{profile}" for alias in record.aliases],
+        "default_profile": label,
     }
 
 

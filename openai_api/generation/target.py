@@ -226,9 +226,14 @@ def profile_ref(call: Call, request: SteeredSchema, suffix: str | None) -> Profi
     return refs[0] if refs else ProfileRef()
 
 
-def check_profile_allowed(key: KeyRecord | None, reference: str) -> None:
+def is_profile_allowed(key: KeyRecord | None, reference: str) -> bool:
+    """Return whether the key allows the profile, all of its versions or the one that is named."""
     name = reference.partition("@")[0]
-    if key is not None and key.allowed_profiles and key.allowed_profiles.isdisjoint((name, reference)):
+    return key is None or not key.allowed_profiles or not key.allowed_profiles.isdisjoint((name, reference))
+
+
+def check_profile_allowed(key: KeyRecord | None, reference: str) -> None:
+    if not is_profile_allowed(key, reference):
         message = f"This API key can't use the profile `{quote(reference)}`. Ask the key's owner to allow it."
         raise forbidden(message, code="profile_not_allowed", param="profile")
 

@@ -18,6 +18,13 @@ PROFILE_HEADER: Schema = {
     "schema": {"type": "string"},
 }
 MODEL = (_query("model", {"type": "string"}),)
+PROFILES = (
+    _query(
+        "profiles",
+        {"type": "boolean"},
+        description="Whether to list each model's profiles too, as `model:profile`. Default: MILLM_LIST_PROFILES.",
+    ),
+)
 RESUMED_STREAM = (
     _query("stream", {"type": "boolean", "default": False}),
     _query("starting_after", {"type": "integer", "minimum": 0}),

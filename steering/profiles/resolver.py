@@ -169,6 +169,12 @@ async def find_profile(model: str, reference: str) -> str:
     return find_version(profiles, model_table.get().find(model).pk, model, reference).label
 
 
+async def list_profiles(model: str) -> list[str]:
+    """Return the names of the model's published profiles that are not archived, sorted."""
+    profiles = await published_profiles.aget()
+    return [name for name, _ in profiles.newest(model_table.get().find(model).pk)]
+
+
 @cache
 def get_resolver() -> ProfileResolver:
     """Return the resolver of this process."""

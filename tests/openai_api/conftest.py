@@ -139,6 +139,10 @@ async def find_profile(model: str, reference: str) -> str:
     return f"{name}@{number}"
 
 
+async def list_profiles(model: str) -> list[str]:
+    return ["cats", "gloomy", "joyful"] if model in {"tiny", "org/steered"} else []
+
+
 @pytest.fixture
 def api(settings: Any) -> Iterator[Api]:
     settings.MILLM_AUTH = "loopback"
@@ -164,6 +168,7 @@ def api(settings: Any) -> Iterator[Api]:
             steering,
             keys,
             find_profile=find_profile,
+            list_profiles=list_profiles,
             watch=unwatched,
             unload=unload,
             ping_s=0.05,

@@ -102,6 +102,70 @@ async def test_a_key_sees_a_model_only_with_its_own_profiles(api: Api):
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "profile_not_allowed")
 
 
+PROFILES = ["tiny:cats", "tiny:gloomy", "tiny:joyful"]
+
+
+async def listed(api: Api, query: str = "?profiles=true", **headers: str) -> list[str]:
+    response = await api.client.get(f"/v1/models{query}", headers=headers)
+    assert response.status_code == 200, response.content
+    for model in response.json()["data"]:
+        assert (await api.client.get(f"/v1/models/{model['id']}", headers=headers)).json() == model
+    return [model["id"] for model in response.json()["data"]]
+
+
+async def test_profiles_are_listed_on_request_behind_their_model(api: Api):
+    steered = ["org/steered:cats", "org/steered:gloomy", "org/steered:joyful"]
+    assert await listed(api) == ["tiny", *PROFILES, "org/steered", *steered, "cold:8b", "vectors"]
+    [gloomy] = [
+        model
+        for model in (await api.client.get("/v1/models?profiles=1")).json()["data"]
+        if model["id"] == "tiny:gloomy"
+    ]
+    TypeAdapter(Model).validate_python(gloomy, strict=True)
+    assert (gloomy["default_profile"], gloomy["aliases"], gloomy["is_default"]) == ("gloomy@2", ["small:gloomy"], False)
+    for name in PROFILES:
+        assert (await api.chat(model=name)).headers["x-millm-profile"].startswith(name.removeprefix("tiny:"))
+
+
+async def test_the_setting_lists_profiles_and_a_request_can_decline(api: Api, settings: Any):
+    assert "tiny:gloomy" not in await listed(api, "")
+    settings.MILLM_LIST_PROFILES = True
+    assert "tiny:gloomy" in await listed(api, "")
+    assert "tiny:gloomy" not in await listed(api, "?profiles=false")
+
+
+async def test_a_key_lists_the_profiles_that_it_may_name(api: Api):
+    headers = api.keys.add(
+        "key", allowed_models=frozenset({"tiny"}), allowed_profiles=frozenset({"cats", "gloomy@1", "gloomy@9", "old"})
+    )
+    assert await listed(api, **headers) == ["tiny", "tiny:cats", "tiny:gloomy@1"]
+
+
+async def test_a_model_with_the_name_of_a_profile_is_listed_once(api: Api):
+    api.registry.add(record("tiny:cats"), record("other", aliases=("tiny:gloomy",)))
+    names = [model["id"] for model in (await api.client.get("/v1/models?profiles=true")).json()["data"]]
+    assert names.count("tiny:cats") == 1
+    assert "tiny:gloomy" not in names
+    assert "tiny:joyful" in names
+
+
+async def test_anthropic_s_clients_page_through_profiles(api: Api):
+    headers = {"anthropic-version": "2023-06-01"}
+    page = (await api.client.get("/v1/models?profiles=true&limit=2", headers=headers)).json()
+    assert ([model["id"] for model in page["data"]], page["has_more"]) == (["tiny", "tiny:cats"], True)
+    url = "/v1/models?profiles=true&limit=2&after_id=tiny:cats"
+    page = (await api.client.get(url, headers=headers)).json()
+    assert [model["id"] for model in page["data"]] == ["tiny:gloomy", "tiny:joyful"]
+
+
+@pytest.mark.parametrize("value", ["maybe", "2", "[]", "x" * 5_000])
+async def test_a_bad_value_of_profiles_is_refused(api: Api, value: str):
+    response = await api.client.get(f"/v1/models?profiles={value}")
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "profiles")
+    assert len(response.content) < 1_000
+
+
 async def test_names_may_have_colons(api: Api):
     api.registry._records = (record("ft:tiny:me::1"), record("llama3:8b"), record("llama3"))
     for name in ("ft:tiny:me::1", "llama3:8b", "llama3"):
