@@ -11,6 +11,7 @@ from inference.text.chat_template import ChatTemplate, ChatTemplateError
 from inference.text.dialects.answer_grammar import ThinkingState
 from inference.text.dialects.dialect import dialect_of
 from inference.text.dialects.thinking import is_closed, is_left_open
+from inference.text.fill_in_middle import FillTokens
 from inference.text.generic_templates import NAMES, template_source, template_stop
 from inference.text.prompt_encoder import Pair, PromptEncoder
 from inference.text.token_bytes import TokenBytes
@@ -151,6 +152,16 @@ class ModelText:
         """
         self._check_size(len(text))
         return self._encoder.encode(text, adds_special=adds_special)
+
+    @property
+    def fill_tokens(self) -> FillTokens | None:
+        """The tokens of fill-in-the-middle prompts; None if the tokenizer has none."""
+        return self._encoder.fill_tokens
+
+    def encode_fill(self, prefix: str, suffix: str) -> list[int]:
+        """Encode a fill-in-the-middle prompt; only for models with :attr:`fill_tokens`. Raise PromptTooLongError."""
+        self._check_size(len(prefix) + len(suffix))
+        return self._encoder.encode_fill(prefix, suffix)
 
     def encode_pair(self, first: str, second: str) -> Pair:
         """Encode two texts for a model that compares them. Raise PromptTooLongError."""

@@ -12,8 +12,10 @@ import copy
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
+from inference.text.fill_in_middle import find_fill_tokens
 from inference.text.render_marks import END, MARKS, START
 
 
@@ -58,6 +60,10 @@ class PromptEncoder:
         token = self._control_pattern.pattern
         self._pieces_pattern = re.compile(f"{START}({token}){END}|[{START}{END}]|({token})")
         self._is_prefixed = self._prefixes_text_after_control()
+        self._adds_space = self._adds_space_at_start()
+        self._start = self._added_start()
+        self.fill_tokens = find_fill_tokens(backend.token_to_id)
+        self._fill_ids = frozenset[int]() if self.fill_tokens is None else self.fill_tokens.stop_ids
 
     @property
     def special_token_ids(self) -> frozenset[int]:
@@ -89,6 +95,16 @@ class PromptEncoder:
                 pair.ids[start:end] = spelled
                 pair.type_ids[start:end] = [pair.type_ids[start]] * len(spelled)
         return pair
+
+    def encode_fill(self, prefix: str, suffix: str) -> list[int]:
+        """Encode a prompt for the text between prefix and suffix. Control tokens in them are plain text.
+
+        The prefix is encoded like text at the start and the suffix like text inside, as the models were trained.
+        """
+        assert self.fill_tokens is not None, "the caller has checked it"
+        inside = self._encode_inside(suffix) if self._adds_space else self.encode_plain(suffix)
+        before, after = self._without_marks(prefix, self.encode_plain(prefix)), self._without_marks(suffix, inside)
+        return self.fill_tokens.prompt(self._start, before, after)
 
     def encode_plain(self, text: str) -> list[int]:
         """Encode text without special tokens, and without BOS and EOS."""
@@ -162,6 +178,24 @@ class PromptEncoder:
             for part in piece if place % 2 else [piece]:
                 ids += self._encode_inside(part) if part else []
         return [token_id for token_id in ids if token_id not in self._control_ids]
+
+    def _without_marks(self, text: str, ids: list[int]) -> list[int]:
+        """Return ids without special tokens and marks, which some tokenizers have as ordinary tokens."""
+        barred = self.special_token_ids | self._fill_ids
+        if barred.isdisjoint(ids):
+            return ids
+        names = [self._backend.id_to_token(token_id) for token_id in sorted(barred)]
+        return [token_id for token_id in self._encode_spelled(text, _any_of(names)) if token_id not in barred]
+
+    def _adds_space_at_start(self) -> bool:
+        """Return whether the tokenizer puts a space before a text (SentencePiece's prefix)."""
+        first = self.encode_plain("ab")[:1]
+        return bool(first) and str(self._backend.id_to_token(first[0])).startswith("\u2581")
+
+    def _added_start(self) -> list[int]:
+        """Return the tokens before every raw text: BOS, if the tokenizer's config adds it."""
+        encoding = self._plain.encode("a", add_special_tokens=True)
+        return list(takewhile(self.special_token_ids.__contains__, encoding.ids))
 
     @property
     def _control_ids(self) -> frozenset[int]:

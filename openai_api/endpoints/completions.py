@@ -18,7 +18,7 @@ from openai_api.generation.run import Generation, Plan
 from openai_api.generation.sampling import check_token_ids, completion_budget, constrained, sampling_params
 from openai_api.generation.target import resolve_target
 from openai_api.http.call import Call
-from openai_api.http.errors import invalid
+from openai_api.http.errors import invalid, unsupported_parameter
 from openai_api.schemas.completions import CompletionRequest
 from openai_api.schemas.prompts import Prompt
 
@@ -26,7 +26,7 @@ from openai_api.schemas.prompts import Prompt
 async def create_completion(call: Call) -> HttpResponseBase:
     request = call.read(CompletionRequest)
     target = await resolve_target(call, request)
-    prompts = await encode_prompts(target.model, request.prompt)
+    prompts = await completion_prompts(target.model, request)
     params = [params_for(request, target.model, len(ids)) for ids in prompts]
     params = await constrained(request.grammar_spec, target.model, params)
     rules, reading = raw_segment_rules(target, prompts), None
@@ -58,6 +58,27 @@ async def create_completion(call: Call) -> HttpResponseBase:
     return await respond(generation, chunks, fold, reading)
 
 
+async def completion_prompts(model: ModelCard, request: CompletionRequest) -> list[list[int]]:
+    """Return the token ids of each prompt, with the suffix if there is one. Raises MillmError 400."""
+    suffix = request.suffix
+    if not suffix:
+        return await encode_prompts(model, request.prompt)
+    if model.text.fill_tokens is None:
+        raise unsupported_parameter(
+            "suffix",
+            f"The tokenizer of the model `{model.record.name}` has no tokens for a prefix and a suffix "
+            "(fill-in-the-middle). Use a model for code that has them, or send `prompt` only.",
+        )
+    size = sum(len(prompt) for prompt in request.prompt) + len(suffix)
+    try:
+        encoded = await off_loop(
+            lambda: [model.text.encode_fill(str(prompt), suffix) for prompt in request.prompt], size=size
+        )
+    except PromptTooLongError as error:
+        raise error.with_param("prompt") from None
+    return encoded
+
+
 async def encode_prompts(model: ModelCard, prompts: list[Prompt], *, param: str = "prompt") -> list[list[int]]:
     """Return the token ids of each prompt. Raises MillmError 400 `invalid_prompt`."""
     size = sum(len(prompt) for prompt in prompts)
@@ -82,6 +103,9 @@ def params_for(request: CompletionRequest, model: ModelCard, prompt_tokens: int)
     logprobs = 0 if request.logprobs is None and needs_ranking else request.logprobs
     asked = [num for num in (request.prompt_logprobs, request.logprobs if request.echo else None) if num is not None]
     params = sampling_params(request, model, budget)
+    if request.suffix and model.text.fill_tokens is not None:
+        stop_ids = dict.fromkeys([*params.stop_token_ids, *sorted(model.text.fill_tokens.stop_ids)])
+        params = dataclasses.replace(params, stop_token_ids=tuple(stop_ids))
     return dataclasses.replace(params, logprobs=logprobs, prompt_logprobs=max(asked, default=None))
 
 

@@ -19,7 +19,7 @@ from jobs.services import enqueue_job
 from openai_api.apps import REPLAY
 from openai_api.backend import get_backend
 from openai_api.endpoints.chat import plan_chat
-from openai_api.endpoints.completions import encode_prompts, params_for
+from openai_api.endpoints.completions import completion_prompts, params_for
 from openai_api.generation.answer import raw_segment_rules
 from openai_api.generation.run import Plan
 from openai_api.generation.sampling import constrained
@@ -141,7 +141,7 @@ async def plan_replay(replay: Replay, target: Target) -> Plan:
     if replay.row.endpoint == CHAT:
         return (await plan_chat(ChatRequest.parse(replay.body), target))[0]
     request = CompletionRequest.parse(replay.body)
-    prompts = await encode_prompts(target.model, request.prompt)
+    prompts = await completion_prompts(target.model, request)
     params = [params_for(request, target.model, len(ids)) for ids in prompts]
     params = await constrained(request.grammar_spec, target.model, params)
     return Plan(prompts, params, request.num_candidates, segment_rules=raw_segment_rules(target, prompts))

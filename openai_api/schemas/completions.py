@@ -18,6 +18,7 @@ MAX_BEST_OF = 16
 
 class CompletionRequest(SamplingSchema):
     prompt: Prompts
+    suffix: str | None = None
     max_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS)
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
@@ -28,7 +29,6 @@ class CompletionRequest(SamplingSchema):
         "max_completion_tokens": (),
         "messages": (),
         "reasoning_budget": (),
-        "suffix": ("",),
         "tools": ([],),
     }
     REMEDIES: ClassVar[Mapping[str, str]] = {
@@ -40,6 +40,10 @@ class CompletionRequest(SamplingSchema):
 
     def check_together(self) -> None:
         super().check_together()
+        if self.suffix and self.echo:
+            raise invalid("`echo` cannot be combined with `suffix`.", param="echo")
+        if self.suffix and not all(isinstance(prompt, str) for prompt in self.prompt):
+            raise invalid("`prompt` must be text, not token ids, if there is a `suffix`.", param="prompt")
         if self.max_tokens == 0 and not self.echo:
             raise invalid("`max_tokens` can only be 0 if `echo` is true.", param="max_tokens")
         if len(self.prompt) * self.num_candidates > MAX_PROMPTS:

@@ -32,6 +32,7 @@ from inference.segments import Segment
 from inference.steering_refs import SteeringRef, SteeringSpec
 from inference.text.chat_template import ChatTemplateError
 from inference.text.dialects.dialect import Dialect
+from inference.text.fill_in_middle import FillTokens
 from inference.text.grammar_compiler import GrammarCompiler
 from inference.text.model_text import PromptTooLongError, TokenizerFacts
 from inference.text.prompt_encoder import Pair
@@ -91,6 +92,7 @@ class FakeText:
 
     def __init__(self) -> None:
         self.dialect = Dialect()
+        self.fill_tokens: FillTokens | None = None
         self.variables = frozenset({"enable_thinking"})  # of the template
         self.prompt_end = ""  # what the template writes after the messages
         self.render_options: dict[str, Any] = {}
@@ -111,6 +113,10 @@ class FakeText:
         self.threads.append(threading.get_ident())
         _check_size(len(text))
         return [*text.encode("utf-8", "surrogatepass")]
+
+    def encode_fill(self, prefix: str, suffix: str) -> list[int]:
+        assert self.fill_tokens is not None
+        return self.fill_tokens.prompt([BOS], self.encode(prefix), self.encode(suffix))
 
     def encode_pair(self, first: str, second: str) -> Pair:
         _check_size(len(first) + len(second))

@@ -10,6 +10,7 @@ from openai.types import Completion
 from pydantic import TypeAdapter
 
 from inference.client import PromptLogprobsEvent, TokenLogprob, TokensEvent
+from inference.text.fill_in_middle import FillTokens
 from tests.openai_api.conftest import Api, chunks_of
 from tests.openai_api.fakes import BOS, answering, finished, tokens_of
 
@@ -252,3 +253,66 @@ async def test_special_tokens_that_are_not_skipped_have_places(api: Api):
     api.engine.script = echoing
     choice = (await api.complete(prompt="ab", echo=True, logprobs=0, skip_special_tokens=False)).json()["choices"][0]
     assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3, 4]
+
+
+FILL = FillTokens(prefix=1, suffix=2, middle=3, is_suffix_first=False, stop_ids=frozenset({1, 2, 3, 4}))
+
+
+@pytest.fixture
+def filling(api: Api) -> Api:
+    """The model's tokenizer has tokens for fill-in-the-middle."""
+    api.registry.text.fill_tokens = FILL
+    return api
+
+
+async def test_a_suffix_makes_a_prompt_with_a_hole(filling: Api):
+    response = await filling.complete(prompt=["ab", ""], suffix="yz", stop_token_ids=[7, 2])
+    assert [choice["text"] for choice in response.json()["choices"]] == ["Hello sea", "Hello sea"]
+    sent = filling.engine.requests
+    assert sent[0].prompt_token_ids == (BOS, 1, *b"ab", 2, *b"yz", 3)
+    assert sent[1].prompt_token_ids == (BOS, 1, 2, *b"yz", 3)
+    assert sent[0].sampling.stop_token_ids == (7, 2, 1, 3, 4)
+    assert response.json()["usage"]["prompt_tokens"] == 8 + 6
+    assert filling.log.only.parameters["suffix"] == "yz"
+
+
+async def test_a_suffix_streams(filling: Api):
+    *chunks, done = await chunks_of(await filling.complete(prompt="ab", suffix="yz", stream=True))
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"]) == "Hello sea"
+    assert done == "[DONE]"
+
+
+@pytest.mark.parametrize("suffix", [None, ""])
+async def test_no_suffix_is_no_hole(filling: Api, suffix: str | None):
+    assert (await filling.complete(prompt="ab", suffix=suffix)).status_code == 200
+    assert filling.engine.requests[0].prompt_token_ids == tuple(b"ab")
+    assert filling.engine.requests[0].sampling.stop_token_ids == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"suffix": 3}, "suffix", "invalid_type"),
+        ({"suffix": ["yz"]}, "suffix", "invalid_type"),
+        ({"suffix": "yz", "echo": True}, "echo", "invalid_value"),
+        ({"suffix": "yz", "prompt": [1, 2]}, "prompt", "invalid_value"),
+        ({"suffix": "y" * 120}, "max_tokens", "context_length_exceeded"),
+        ({"suffix": "y" * 200_000}, "prompt", "context_length_exceeded"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_bad_suffixes_are_refused(filling: Api, fields: dict[str, Any], param: str, code: str):
+    response = await filling.complete(**fields)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, param, code), error
+    assert len(response.content) < 1_000
+    assert filling.engine.requests == []
+    assert filling.log.only.status == 400
+
+
+async def test_a_model_without_the_tokens_refuses_a_suffix_by_name(api: Api):
+    response = await api.complete(suffix="yz")
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, "suffix", "unsupported_parameter")
+    assert "`tiny`" in error["message"]
+    assert "fill-in-the-middle" in error["message"]
