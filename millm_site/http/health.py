@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from django.db import connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.cache import never_cache
 
+from core.errors import quote
 from inference.client import EngineDownError, get_client
+from inference.registry.registry import get_registry
 from millm_site.http.failures import read_only
 from millm_site.serving import is_draining
 
 READY_TIMEOUT_S = 3.0
+MAX_MODELS = 10  # that one probe can name
+LOADED = "loaded"
 
 # Returns a description of the problem, or "" if there is none.
 Probe = Callable[[], Awaitable[str]]
@@ -30,8 +35,14 @@ async def live(request: HttpRequest) -> HttpResponse:
 @read_only
 @never_cache
 async def ready(request: HttpRequest) -> HttpResponse:
-    """Return 200 if a request could be served now, otherwise 503 with the problems. Takes at most a few seconds."""
-    report = await examine({"server": probe_server, "engine": probe_engine, "database": probe_database})
+    """Return 200 if a request could be served now, otherwise 503 with the problems. Takes at most a few seconds.
+
+    ``?model=NAME``, repeatable: also require that the model is loaded.
+    """
+    probes: dict[str, Probe] = {"server": probe_server, "engine": probe_engine, "database": probe_database}
+    if names := request.GET.getlist("model")[:MAX_MODELS]:
+        probes["models"] = partial(probe_models, names)
+    report = await examine(probes)
     return JsonResponse(report | {"load": engine_load()}, status=200 if report["status"] == "ready" else 503)
 
 
@@ -69,6 +80,13 @@ async def probe_engine() -> str:
     except EngineDownError as error:
         return str(error)
     return "" if stats.is_up else f"The engine is {stats.state}. {stats.error}".strip()
+
+
+async def probe_models(names: Sequence[str]) -> str:
+    """Describe the first model that is not loaded. Whether a model exists is not disclosed: this needs no key."""
+    loaded = {name for one in get_registry().records() if one.state == LOADED for name in (one.name, *one.aliases)}
+    missing = next((name for name in names if name not in loaded), None)
+    return "" if missing is None else f"The model `{quote(missing)}` is not loaded."
 
 
 async def probe_database() -> str:

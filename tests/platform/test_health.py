@@ -10,6 +10,8 @@ from django.test import AsyncClient, Client
 
 from core.runtime import runtime
 from inference.client import ENGINE_CLIENT, EngineStats
+from inference.models import LanguageModel
+from inference.registry.records import model_table
 from millm_site.http.health import examine
 from millm_site.serving import Serving
 
@@ -66,6 +68,25 @@ async def test_a_lost_engine_is_not_ready_and_the_cause_is_told(async_client: As
         runtime.remove(ENGINE_CLIENT)
     assert answer.status_code == 503
     assert "not responded for 60 s" in answer.json()["engine"]
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_a_probe_can_wait_for_models(async_client: AsyncClient) -> None:
+    await LanguageModel.objects.acreate(name="here", source="org/here", state="loaded", aliases=["h"])
+    await LanguageModel.objects.acreate(name="coming", source="org/coming", state="loading")
+    model_table.forget()
+    for query, problem in (
+        ("?model=here&model=h", "ok"),
+        ("?model=here&model=coming", "The model `coming` is not loaded."),
+        ("?model=nowhere", "The model `nowhere` is not loaded."),
+        ("?model=", "The model `` is not loaded."),
+    ):
+        answer = await async_client.get(f"/health/ready{query}")
+        assert answer.json()["models"] == problem
+    assert "models" not in (await async_client.get("/health/ready")).json()
+    long = await async_client.get("/health/ready", {"model": "x" * 9_000})
+    assert len(long.content) < 1_000
+    model_table.forget()
 
 
 def test_who_serves_hears_of_a_lost_engine_whenever_it_asks() -> None:
