@@ -125,7 +125,8 @@ def _request_log(request: pytest.FixtureRequest) -> Iterator[None]:
     Its rows are deleted only after transactional tests. Elsewhere they would stay for all tests that follow.
     """
     yield
-    if isinstance(runtime.find(LOG_WRITER), LogWriter):
+    writer = runtime.find(LOG_WRITER)
+    if isinstance(writer, LogWriter):
         stop_log_writer()
         marker = request.node.get_closest_marker("django_db")
         if marker is None or not marker.kwargs.get("transaction"):

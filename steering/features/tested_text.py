@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from inference.interventions import Site
-from steering.measuring.accumulators import SinkFinder
 from steering.models import SAE, Feature
 from steering.residuals import open_engine_reader
 from steering.sae_registry.loaded_sae import load_registered_sae
@@ -82,6 +81,8 @@ def _read(sae: SAE, text: str, part: Callable[[Tensor], Tensor]) -> tuple[list[s
     As in measurements, all features count as inactive on special tokens and attention sinks.
     """
     import torch
+
+    from steering.measuring.accumulators import SinkFinder  # imports torch
 
     encoder = load_registered_sae(sae).encoder
     site = Site(sae.layer, sae.site)  # type: ignore[arg-type]  # the row's choices
