@@ -6,7 +6,7 @@
 #   make test-fast   the unit layer: without tests marked slow, live servers, browsers, tests/benchmarks, clients, e2e and platform
 #   make test-all    `make test` with all combinations of parameters, where it tests pairs of values
 #   make faults   every fault of docs/testing.md, against live servers where it needs one
-#   make test-clients   only the tests of clients: openai, the AI SDK, LangChain, LiteLLM, ...
+#   make test-clients   only the tests of clients: openai, the AI SDK, LangChain, LiteLLM, Ollama, ...
 #   make clients  install those clients in .venv-clients/, each group with its own pins; then `make test` has them too
 #   make check    format, lint, types, import contracts, migrations, deployment check, docs
 #   make bench    benchmarks of a small shape; bench-full: of Qwen3-0.6B's; bench-gpu: on a bare machine with a GPU
@@ -36,7 +36,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CLIENTS_VENV := .venv-clients
 SMOLLM2 := 0.1.2
-CLIENTS := openai litellm lm-eval llm-comply neuronpedia openai-resources
+CLIENTS := openai litellm lm-eval llm-comply neuronpedia openai-resources ollama
 NODE_CLIENTS := tests/clients/node
 SLOW_FOLDERS := benchmarks clients e2e platform
 PACKAGES := core audit jobs inference steering storage media openai_api management_api console millm_site tools

@@ -82,6 +82,13 @@ class Environment(BaseSettings):
 
     host: str = Field("127.0.0.1", min_length=1, description="Address that `manage.py serve` listens on.")
     port: int = Field(8000, ge=0, le=65_535, description="Port that `manage.py serve` listens on; 0: any free port.")
+    ollama_port: int | None = Field(
+        None,
+        ge=0,
+        le=65_535,
+        description="Another port on MILLM_HOST, such as 11434, where Ollama's API is at the root, for programs whose "
+        "Ollama address cannot have a path; 0: any free port. Empty: only under /ollama of MILLM_PORT.",
+    )
     allowed_hosts: Names = Field(
         (),
         description="Comma-separated host names that browsers and clients may use for the site. Empty: the loopback "

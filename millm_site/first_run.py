@@ -84,17 +84,18 @@ _KEYS = {
 }
 
 
-def welcome(url: str, login: Login | None, *, password_file: Path | None = None) -> str:
+def welcome(url: str, login: Login | None, *, password_file: Path | None = None, ollama_url: str = "") -> str:
     """Return the text with the addresses, the login and two requests to paste.
 
     ``url`` is the address that the server listens on; the others begin with MILLM_PUBLIC_URL if it is set.
-    ``password_file`` holds a password that is not shown.
+    ``password_file`` holds a password that is not shown. ``ollama_url`` is where Ollama's API has its own port.
     """
     lines = [f"miLLM serves on {url}", ""]
     url = settings.MILLM_PUBLIC_URL or url
     lines += [
         f"  Console   {url}/admin/",
         f"  API       {url}/v1",
+        *([f"  Ollama    {ollama_url}"] if ollama_url else []),
         f"  API docs  {url}/docs",
         f"  API keys  {_KEYS[settings.MILLM_AUTH]}",
     ]

@@ -66,6 +66,7 @@ urlpatterns = [
     path("", include(root_urlpatterns)),
     path("openai/v1/", include((urlpatterns_of_v1, "openai"))),  # Azure OpenAI's addresses of the same routes
     path("openai/", include((azure_urlpatterns, "azure"))),
+    path("", include("openai_api.ollama.routes")),
     path("api/", include("openai_api.neuronpedia.routes")),
     path("api/", include("management_api.urls")),
     path("health", health.ready, name="health"),

@@ -30,7 +30,7 @@ from steering.features.catalog import (
 )
 from steering.features.logit_lens import LogitLens
 from steering.features.neighbours import CofiringFeatures, NeighbourFeature
-from steering.profiles.resolver import ResolvedProfile, SteeringSelection, find_profile, list_profiles, steer
+from steering.profiles.resolver import ResolvedProfile, SteeringSelection, find_profile, list_published, steer
 from steering.sae_registry.loaded_sae import LoadedSAE
 from steering.watch.watcher import Watch, watch
 
@@ -88,7 +88,7 @@ class ProfileFinder(Protocol):
 
 
 class ProfileLister(Protocol):
-    async def __call__(self, model: str) -> list[str]: ...
+    async def __call__(self, model: str) -> list[tuple[str, int]]: ...
 
 
 class Watching(Protocol):
@@ -143,7 +143,7 @@ class Backend:
     watch: Watching = watch
     unload: Unloading = unload
     find_profile: ProfileFinder = find_profile
-    list_profiles: ProfileLister = list_profiles
+    published: ProfileLister = list_published
     ping_s: float = 10.0
     first_event_s: float = 1.0
 

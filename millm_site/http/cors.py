@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 MIDDLEWARE = "corsheaders.middleware.CorsMiddleware"
 NEURONPEDIA = "feature|activation|search-all|search-topk-by-token|explanation|steer|steer-chat"  # below /api
-API_ROOTS = f"v1|v2|openai|tokenize|detokenize|tokenizer_info|rerank|score|api/(?:{NEURONPEDIA})"
+API_ROOTS = f"v1|v2|openai|ollama|tokenize|detokenize|tokenizer_info|rerank|score|api/(?:{NEURONPEDIA})"
 API_PATHS = rf"^/({API_ROOTS})(/|$)"
 DEFAULT_PORTS = {"http": 80, "https": 443}
 HOST = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?|[0-9a-f:.]+:[0-9a-f:.]*")

@@ -18,6 +18,7 @@ from openai_api.http.errors import (
     error_headers,
     forbidden,
     method_not_allowed,
+    ollama_error,
     openai_error,
     server_error,
     unavailable,
@@ -26,6 +27,7 @@ from openai_api.http.errors import (
 
 DATABASE_RETRY_S = 5.0
 SAFE_METHODS = ["GET", "HEAD"]
+OLLAMA = "/ollama"  # where Ollama's API is
 
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
@@ -78,13 +80,19 @@ def read_only(
 
 
 def is_api(path: str) -> bool:
-    return path in {"/v1", "/api", "/openai"} or path.startswith(("/v1/", "/api/", "/openai/"))
+    roots = ("/v1", "/api", "/openai", OLLAMA)
+    return path in roots or path.startswith(tuple(f"{root}/" for root in roots))
+
+
+def is_ollama(path: str) -> bool:
+    return path == OLLAMA or path.startswith(f"{OLLAMA}/")
 
 
 def _answer(request: HttpRequest, error: MillmError, text: str) -> HttpResponse:
     headers = error_headers(error)
     if is_api(request.path):
         headers["x-request-id"] = getattr(request, "request_id", None) or new_id("req_")
-        return JsonResponse(openai_error(error), status=error.status, headers=headers)
+        form = ollama_error if is_ollama(request.path) else openai_error
+        return JsonResponse(form(error), status=error.status, headers=headers)
     page = render_to_string("error.html", {"status": error.status, "text": text})
     return HttpResponse(page, status=error.status, headers=headers)

@@ -159,6 +159,7 @@ class Channel(http.HTTPChannel):
         if not self._has_target():
             self.refuse(malformed())
             return
+        self._path = self.factory.prefix + self._path
         limit = self.body_limit
         if self.length is not None and self.length > limit:
             self.refuse(too_large(limit))

@@ -5,20 +5,31 @@ from __future__ import annotations
 import errno
 import socket
 
+from django.conf import settings
+
 
 class PortError(Exception):
     """The server cannot listen on the address. The message says why and what to do."""
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on ``host`` and ``port`` (0: any free port)."""
+def listen(host: str, port: int, *, variable: str = "PORT") -> socket.socket:
+    """Return a socket that listens on ``host`` and ``port`` (0: any free port).
+
+    ``variable`` is what users set to choose another port. Raises PortError.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=1_024)
     except OSError as error:
-        raise PortError(_explain(error, host, port)) from error
+        raise PortError(_explain(error, host, port, variable)) from error
     listener.setblocking(False)  # noqa: FBT003 - the standard library's signature
     return listener
+
+
+def listen_for_ollama() -> socket.socket | None:
+    """Return a socket for MILLM_OLLAMA_PORT, if it is set. Raises PortError."""
+    port = settings.MILLM_OLLAMA_PORT
+    return None if port is None else listen(settings.MILLM_HOST, port, variable="MILLM_OLLAMA_PORT")
 
 
 def url_of(listener: socket.socket) -> str:
@@ -28,15 +39,21 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _explain(error: OSError, host: str, port: int) -> str:
+def _explain(error: OSError, host: str, port: int, variable: str) -> str:
     if error.errno == errno.EADDRINUSE:
+        other = "another miLLM server" if variable == "PORT" else "Ollama itself"
         return (
-            f"Port {port} of {host} is already in use, perhaps by another miLLM server. Stop it, or choose another "
-            f"port: --port {port + 1} (PORT={port + 1} with make)."
+            f"Port {port} of {host} is already in use, perhaps by {other}. Stop it, or choose another "
+            f"port: {_setting(variable, port + 1)}."
         )
     if error.errno == errno.EACCES:
-        return f"Port {port} requires root privileges. Choose a port above 1023, for example --port 8000."
+        example = _setting(variable, 8000)
+        return f"Port {port} requires root privileges. Choose a port above 1023, for example {example}."
     return (
         f"Cannot listen on {host}, port {port}: {error.strerror or error}. Set --host (MILLM_HOST) to an address of "
         "this machine."
     )
+
+
+def _setting(variable: str, port: int) -> str:
+    return f"--port {port} (PORT={port} with make)" if variable == "PORT" else f"{variable}={port}"

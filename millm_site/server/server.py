@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 from daphne.http_protocol import HTTPFactory
@@ -32,7 +32,13 @@ CLOSE_TIMEOUT_S = 2.0  # for responses to end after the engine has stopped, and 
 
 
 class Factory(HTTPFactory):
+    """Makes the connections of one port. ``prefix`` is put before the path of their requests."""
+
     protocol = Channel
+
+    def __init__(self, server: Server, *, prefix: str = "") -> None:
+        super().__init__(server)
+        self.prefix = prefix.encode()
 
     def log(self, request: Request) -> None:
         """Do nothing: Twisted would format a line that nobody reads. Requests are logged in the database."""
@@ -60,7 +66,9 @@ class Server(daphne_server.Server):
         on_drain: Callable[[], None],
         stop_engine: Callable[[float], None],
         action_logger: Callable[[str, str, dict[str, Any]], None] | None = None,
+        mounts: Mapping[str, socket.socket] | None = None,
     ) -> None:
+        """Prepare the server. ``mounts``: sockets on which only the paths with a prefix are served, without it."""
         super().__init__(application, endpoints=[listener], server_name="", action_logger=action_logger)
         self.limits = limits
         self.channels: set[Channel] = set()
@@ -68,7 +76,7 @@ class Server(daphne_server.Server):
         self._by_address: Counter[str] = Counter()
         self.is_draining = False
         self.stopped = threading.Event()
-        self._listener = listener
+        self._listeners = {"": listener, **(mounts or {})}
         self._on_drain = on_drain
         self._stop_engine = stop_engine
         self._is_forced = False
@@ -81,11 +89,12 @@ class Server(daphne_server.Server):
         """
         globalLogBeginner.beginLoggingTo([STDLibLogObserver("twisted")], redirectStandardIO=False, discardBuffer=True)
         asyncio.set_event_loop(reactor._asyncioEventloop)
-        factory = Factory(self)
         self.ws_factory = socket_factory(self)
-        factory.timeOut = self.limits.idle_timeout_s
-        reactor.adoptStreamPort(self._listener.fileno(), self._listener.family, factory)
-        self._listener.close()  # the reactor has its own descriptor of it
+        for prefix, listener in self._listeners.items():
+            factory = Factory(self, prefix=prefix)
+            factory.timeOut = self.limits.idle_timeout_s
+            reactor.adoptStreamPort(listener.fileno(), listener.family, factory)
+            listener.close()  # the reactor has its own descriptor of it
         reactor.callLater(1, self.application_checker)
         reactor.callLater(2, self.timeout_checker)
         if with_signals:

@@ -11,14 +11,23 @@ from millm_site.server.server import Server  # first: installs the reactor  # is
 from django.conf import settings
 from django.utils.module_loading import import_string
 
+from millm_site.http.failures import OLLAMA
 from millm_site.server.limits import ServerLimits
 from millm_site.serving import serving
 
 ActionLogger = Callable[[str, str, dict[str, Any]], None]
 
 
-def site_server(listener: socket.socket, action_logger: ActionLogger | None = None) -> Server:
-    """Return a server for ASGI_APPLICATION. Starts the engine. ``action_logger`` is called after each response."""
+def site_server(
+    listener: socket.socket,
+    action_logger: ActionLogger | None = None,
+    *,
+    ollama: socket.socket | None = None,
+) -> Server:
+    """Return a server for ASGI_APPLICATION. Starts the engine. ``action_logger`` is called after each response.
+
+    ``ollama``: the socket on which Ollama's API is at the root.
+    """
     return Server(
         import_string(settings.ASGI_APPLICATION),
         listener,
@@ -26,4 +35,5 @@ def site_server(listener: socket.socket, action_logger: ActionLogger | None = No
         on_drain=serving.announce_stop,
         stop_engine=serving.stop_engine,
         action_logger=action_logger,
+        mounts={} if ollama is None else {OLLAMA: ollama},
     )

@@ -96,9 +96,14 @@ async def encode_prompts(model: ModelCard, prompts: list[Prompt], *, param: str 
     return encoded
 
 
-def params_for(request: CompletionRequest, model: ModelCard, prompt_tokens: int) -> SamplingParams:
-    """Return the sampling parameters. ``best_of`` ranks by logprobs, so the engine always computes them for it."""
-    budget = completion_budget(request.max_tokens, prompt_tokens, model, param="max_tokens")
+def params_for(
+    request: CompletionRequest, model: ModelCard, prompt_tokens: int, *, clamps: bool = False
+) -> SamplingParams:
+    """Return the sampling parameters. ``best_of`` ranks by logprobs, so the engine always computes them for it.
+
+    ``clamps``: reduce a token limit that exceeds the remaining context to the remaining context.
+    """
+    budget = completion_budget(request.max_tokens, prompt_tokens, model, param="max_tokens", clamps=clamps)
     needs_ranking = request.num_candidates > request.num_choices
     logprobs = 0 if request.logprobs is None and needs_ranking else request.logprobs
     asked = [num for num in (request.prompt_logprobs, request.logprobs if request.echo else None) if num is not None]

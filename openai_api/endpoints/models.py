@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,7 +10,7 @@ from django.conf import settings
 from django.http.response import HttpResponseBase
 from pydantic import Field
 
-from core.errors import MillmError, quote
+from core.errors import quote
 from inference.registry.records import ModelRecord
 from openai_api.backend import get_backend
 from openai_api.generation.target import (
@@ -19,12 +18,11 @@ from openai_api.generation.target import (
     check_profile_allowed,
     find_model,
     is_model_allowed,
-    is_profile_allowed,
+    listed_profiles,
 )
 from openai_api.http.call import Call
 from openai_api.http.endpoint import json_response
 from openai_api.http.errors import forbidden, invalid, speaks_anthropic
-from openai_api.keys.record import KeyRecord
 from openai_api.schemas.anthropic import AnthropicModelBody, AnthropicModelListBody
 from openai_api.schemas.base import ListQuery
 from openai_api.schemas.bodies import ModelBody, ModelDeletedBody, ModelListBody
@@ -96,7 +94,7 @@ async def list_models(call: Call) -> HttpResponseBase:
     query = (AnthropicModelQuery if is_anthropic else ModelListQuery).parse(call.request.GET)
     records = [one for one in get_backend().registry().records() if is_model_allowed(call.key, one)]
     lists_profiles = settings.MILLM_LIST_PROFILES if query.profiles is None else query.profiles
-    profiles = {one.name: await _profiles_of(call, one) if lists_profiles else {} for one in records}
+    profiles = {one.name: await listed_profiles(call.key, one) if lists_profiles else {} for one in records}
     if is_anthropic:
         listed = [anthropic_model(one, profile) for one in records for profile in ("", *profiles[one.name])]
         return json_response(anthropic_list(listed, call.request.GET))
@@ -104,28 +102,6 @@ async def list_models(call: Call) -> HttpResponseBase:
     for record in records:
         body["data"] += [model_body(record), *(profile_body(record, *each) for each in profiles[record.name].items())]
     return json_response(body)
-
-
-async def _profiles_of(call: Call, record: ModelRecord) -> dict[str, str]:
-    """Return the references of profiles that the key may name with the model, with the labels of their versions."""
-    if record.kind != "generation":
-        return {}
-    backend, found = get_backend(), dict[str, str]()
-    taken = {name for one in backend.registry().records() for name in (one.name, *one.aliases)}
-    for name in await backend.list_profiles(record.name):
-        for reference in _allowed_references(call.key, name):
-            if f"{record.name}:{reference}" in taken:  # a request with this name means that model
-                continue
-            with suppress(MillmError):  # a version that a key allows, but that does not exist
-                found[reference] = await backend.find_profile(record.name, reference)
-    return found
-
-
-def _allowed_references(key: KeyRecord | None, name: str) -> list[str]:
-    """Return the profile's name, or the versions of it to which the key is limited."""
-    if key is None or is_profile_allowed(key, name):
-        return [name]
-    return sorted(reference for reference in key.allowed_profiles if reference.partition("@")[0] == name)
 
 
 async def get_model(call: Call, model: str) -> HttpResponseBase:
@@ -148,14 +124,19 @@ async def delete_model(call: Call, model: str) -> HttpResponseBase:
     ``deleted`` is true if it is unloaded or about to be, so a repeated call has the same answer.
     """
     record = _find(call, model)
+    await unload(call, record)
+    body: ModelDeletedBody = {"id": record.name, "object": "model", "deleted": True}
+    return json_response(body)
+
+
+async def unload(call: Call, record: ModelRecord) -> None:
+    """Unload the model after its running requests. Raises MillmError 403 if the key may not."""
     if call.key is not None and not call.key.may_manage_models:
         raise forbidden(
             "This API key can't unload models. Its owner needs the permission to change language models.",
             code="permission_denied",
         )
     await get_backend().unload(call, record)
-    body: ModelDeletedBody = {"id": record.name, "object": "model", "deleted": True}
-    return json_response(body)
 
 
 def model_body(record: ModelRecord) -> ModelBody:

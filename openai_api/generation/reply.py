@@ -65,7 +65,9 @@ async def stream(
     """Start the stream. Raises MillmError while the HTTP status can still be set. ``keep`` stores the answer before the
     end is sent.
     """
-    return await streamed(generation, _events(generation, chunks, keep, framing))
+    return event_response(
+        EventSource(_events(generation, chunks, keep, framing), await begun(generation)), framing.media_type
+    )
 
 
 class Streamable(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from core.errors import MillmError, quote
@@ -230,6 +231,28 @@ def is_profile_allowed(key: KeyRecord | None, reference: str) -> bool:
     """Return whether the key allows the profile, all of its versions or the one that is named."""
     name = reference.partition("@")[0]
     return key is None or not key.allowed_profiles or not key.allowed_profiles.isdisjoint((name, reference))
+
+
+async def listed_profiles(key: KeyRecord | None, record: ModelRecord) -> dict[str, str]:
+    """Return the profile references that the key may name with the model, with the labels of their versions."""
+    if record.kind != "generation":
+        return {}
+    backend, found = get_backend(), dict[str, str]()
+    taken = {name for one in backend.registry().records() for name in (one.name, *one.aliases)}
+    for name, _ in await backend.published(record.name):
+        for reference in _allowed_references(key, name):
+            if f"{record.name}:{reference}" in taken:  # a request with this name means that model
+                continue
+            with suppress(MillmError):  # a version that a key allows, but that does not exist
+                found[reference] = await backend.find_profile(record.name, reference)
+    return found
+
+
+def _allowed_references(key: KeyRecord | None, name: str) -> list[str]:
+    """Return the profile's name, or the versions of it to which the key is limited."""
+    if key is None or is_profile_allowed(key, name):
+        return [name]
+    return sorted(reference for reference in key.allowed_profiles if reference.partition("@")[0] == name)
 
 
 def check_profile_allowed(key: KeyRecord | None, reference: str) -> None:

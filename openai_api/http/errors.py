@@ -213,6 +213,11 @@ def neuronpedia_error(error: MillmError) -> dict[str, Any]:
     return {"message": client_message(error), "param": error.param, "code": error.code}
 
 
+def ollama_error(error: MillmError) -> dict[str, Any]:
+    """Return the error in Ollama's form. ``param`` and ``code`` are extensions."""
+    return {"error": client_message(error), "param": error.param, "code": error.code}
+
+
 def anthropic_error(error: MillmError) -> dict[str, Any]:
     """Return the error in Anthropic's form. ``param`` and ``code`` are extensions, which its clients ignore."""
     kind = TYPES.get(error.status, "invalid_request_error")

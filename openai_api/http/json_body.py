@@ -17,26 +17,32 @@ from openai_api.http.errors import invalid_json, request_too_large, unsupported_
 _UNICODE_MARKS = ("surrogate", "hex escape", "unicode")
 
 
-def read_json_object(request: HttpRequest, *, limit: int | None = None) -> dict[str, Any]:
+def read_json_object(request: HttpRequest, *, limit: int | None = None, is_declared: bool = True) -> dict[str, Any]:
     """Return the body. ``limit``: bytes, by default MILLM_MAX_BODY_BYTES.
 
-    Raises MillmError 400 (`invalid_json`, `invalid_unicode`), 413 or 415.
+    ``is_declared``: Content-Type must say that it is JSON. Raises MillmError 400 (`invalid_json`, `invalid_unicode`),
+    413 or 415.
     """
-    check_media_type(request)
+    check_encoding(request)
+    if is_declared:
+        check_media_type(request)
     value = parse_json(read_body(request, limit=limit))
     if not isinstance(value, dict):
         raise invalid_json(f"The body must be a JSON object, got {_kind(value)}.")
     return value
 
 
-def check_media_type(request: HttpRequest) -> None:
-    """Require JSON, also on loopback: a page of another site can post text/plain, but not application/json."""
+def check_encoding(request: HttpRequest) -> None:
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in {"", "identity"}:
         raise unsupported_media_type(
             f"Content-Encoding `{quote(encoding)}` is not supported. Send the body uncompressed.",
             code="unsupported_content_encoding",
         )
+
+
+def check_media_type(request: HttpRequest) -> None:
+    """Require JSON, also on loopback: a page of another site can post text/plain, but not application/json."""
     media_type = (request.content_type or "").strip().lower()
     if media_type != "application/json" and not (
         media_type.startswith("application/") and media_type.endswith("+json")

@@ -11,10 +11,11 @@ from django.urls import URLPattern, re_path
 
 from openai_api.http.endpoint import ErrorBody, Handler, LinkCheck, endpoint
 from openai_api.http.errors import openai_error
+from openai_api.http.sse import EVENT_STREAM
 from openai_api.keys.scopes import Scope
 from openai_api.schemas.base import ListQuery, RequestSchema
 
-_ROOT = re.compile(r"/(?:v1|api)/")  # what the patterns are relative to
+_ROOT = re.compile(r"^/(?:(?:v1|api)/)?")  # what the patterns are relative to
 _PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
 Schema = Mapping[str, Any]
 Method = Literal["GET", "POST", "DELETE"]
@@ -39,6 +40,7 @@ class Route:
     form: Schema | None = None  # the schema of a multipart body
     query: type[ListQuery] | Sequence[Schema] = ()  # parameters of the query string
     events: type[Any] | None = None  # of the response as a stream
+    event_type: str = EVENT_STREAM  # the stream's media type
     returns: str = "The answer."
     errors: tuple[int, ...] = ()  # statuses beyond those that every such request may get
     is_steered: bool = False  # accepts the header with a profile
@@ -77,7 +79,7 @@ def by_path(routes: Iterable[Route]) -> dict[str, list[Route]]:
 
 
 def url_patterns(routes: Iterable[Route]) -> list[URLPattern]:
-    """Return one URL pattern, relative to /v1 or /api, for each path; a trailing slash is accepted."""
+    """Return one URL pattern, relative to /v1, /api or the root, for each path; a trailing slash is accepted."""
     return [_url_pattern(group) for group in by_path(routes).values()]
 
 

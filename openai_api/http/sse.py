@@ -12,6 +12,7 @@ from django.http import StreamingHttpResponse
 from core.errors import MillmError
 from openai_api.http.errors import openai_error
 
+EVENT_STREAM = "text/event-stream"
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 
@@ -32,6 +33,7 @@ class Framing:
     ping: bytes
     done: bytes
     error: Callable[[MillmError], object]
+    media_type: str = EVENT_STREAM
 
 
 OPENAI = Framing(data_event, PING, DONE, openai_error)
@@ -74,8 +76,8 @@ class EventSource:
         self.close()  # cancelled between the view and the server: no other signal arrives
 
 
-def event_response(source: EventSource) -> StreamingHttpResponse:
-    response = StreamingHttpResponse(source, content_type="text/event-stream")
+def event_response(source: EventSource, media_type: str = EVENT_STREAM) -> StreamingHttpResponse:
+    response = StreamingHttpResponse(source, content_type=media_type)
     response.headers["Cache-Control"] = "no-cache"
     response.headers["X-Accel-Buffering"] = "no"
     return response

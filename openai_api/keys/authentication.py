@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 SHAPE = re.compile(rf"{KEY_START}[\w-]{{43}}", re.ASCII)
 # Sent by clients that require some key for servers without keys; on loopback they count as no key.
 PLACEHOLDERS = frozenset(
-    {"", "anonymous", "dummy", "dummy_key", "dummy-key", "empty", "no-key", "none", "not-needed", "placeholder"}
-    | {"sk-no-key-required", "sk-none", "unused"}
+    {"", "anonymous", "dummy", "dummy_key", "dummy-key", "empty", "no-key", "none", "not-needed", "ollama"}
+    | {"placeholder", "sk-no-key-required", "sk-none", "unused"}
 )
 
 

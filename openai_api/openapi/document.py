@@ -10,13 +10,15 @@ from pydantic.json_schema import models_json_schema
 
 from openai_api.neuronpedia.routes import ROUTES as NEURONPEDIA_ROUTES
 from openai_api.neuronpedia.schemas import NeuronpediaErrorBody
+from openai_api.ollama.routes import ROUTES as OLLAMA_ROUTES
+from openai_api.ollama.schemas import OllamaErrorBody
 from openai_api.openapi.operation import REF, Schema, item_of, paths
 from openai_api.routes import ROUTES
 from openai_api.schemas.anthropic import AnthropicErrorBody
 from openai_api.schemas.bodies import ErrorBody
 
 VERSION = "0.1.0"
-ALL_ROUTES = (*ROUTES, *NEURONPEDIA_ROUTES)
+ALL_ROUTES = (*ROUTES, *NEURONPEDIA_ROUTES, *OLLAMA_ROUTES)
 
 
 def servers() -> list[Schema]:
@@ -64,7 +66,7 @@ def _schemas() -> Schema:
 def _answers() -> list[type[Any]]:
     found = [answer for route in ALL_ROUTES for answer in (route.response, route.events)]
     named = [item_of(answer) for answer in found if answer not in {None, bytes, dict}]
-    return list(dict.fromkeys([*named, ErrorBody, AnthropicErrorBody, NeuronpediaErrorBody]))
+    return list(dict.fromkeys([*named, ErrorBody, AnthropicErrorBody, NeuronpediaErrorBody, OllamaErrorBody]))
 
 
 def _security() -> Schema:

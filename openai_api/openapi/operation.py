@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, get_args, get_origin
 
-from openai_api.http.errors import anthropic_error, neuronpedia_error, openai_error
+from openai_api.http.errors import anthropic_error, neuronpedia_error, ollama_error, openai_error
 from openai_api.http.route import Route, by_path
 from openai_api.keys.scopes import Scope
 from openai_api.neuronpedia.schemas import NeuronpediaErrorBody
+from openai_api.ollama.schemas import OllamaErrorBody
 from openai_api.openapi.parameters import PROFILE_HEADER
 from openai_api.schemas.anthropic import AnthropicErrorBody
 from openai_api.schemas.bodies import ErrorBody
@@ -37,6 +38,7 @@ ERROR_BODIES: dict[object, type[Any]] = {
     openai_error: ErrorBody,
     anthropic_error: AnthropicErrorBody,
     neuronpedia_error: NeuronpediaErrorBody,
+    ollama_error: OllamaErrorBody,
 }
 ALWAYS = {401, 403, 404, 429, 500, 503}
 OF_BODIES = {400, 413, 415}
@@ -111,7 +113,7 @@ def _answers(route: Route) -> Schema:
         }
     content = {"application/json": {"schema": ref(route.response)}}
     if route.events is not None:
-        content["text/event-stream"] = {"schema": ref(route.events)}
+        content[route.event_type] = {"schema": ref(route.events)}
     return {"200": {"description": route.returns, "content": content}}
 
 

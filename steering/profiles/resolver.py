@@ -169,12 +169,6 @@ async def find_profile(model: str, reference: str) -> str:
     return find_version(profiles, model_table.get().find(model).pk, model, reference).label
 
 
-async def list_profiles(model: str) -> list[str]:
-    """Return the names of the model's published profiles that are not archived, sorted."""
-    profiles = await published_profiles.aget()
-    return [name for name, _ in profiles.newest(model_table.get().find(model).pk)]
-
-
 @cache
 def get_resolver() -> ProfileResolver:
     """Return the resolver of this process."""
@@ -191,6 +185,11 @@ async def steer(
 ) -> ResolvedProfile | None:
     """See :meth:`ProfileResolver.steer`."""
     return await get_resolver().steer(model, selection, special_token_ids=special_token_ids)
+
+
+async def list_published(model: str) -> list[tuple[str, int]]:
+    """Return name and newest number of the model's published profiles, for async code."""
+    return (await published_profiles.aget()).newest(model_table.get().find(model).pk)
 
 
 def published(model: str) -> list[tuple[str, int]]:

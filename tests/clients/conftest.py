@@ -3,6 +3,7 @@ embedding model and a classifier with OpenAI's categories."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,20 +35,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The server's address, without the API's path. None is started for clients that are not here."""
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[live.LiveServer]:
+    """None is started for clients that are not here."""
     installed()
     embedder = build_embedder(tmp_path_factory.mktemp("embedder"))
     judge = build_classifier(tmp_path_factory.mktemp("judge"), labels=OPENAI_CATEGORIES)
     with database.own_database() as url:
-        environment = site_environment(url, tmp_path_factory.mktemp("clients-site"))
+        home = tmp_path_factory.mktemp("clients-site")
+        environment = {**site_environment(url, home), "MILLM_OLLAMA_PORT": "0"}
         models = (("vectors", embedder), ("judge", judge))
         added = [("add_model", name, str(path), "--dtype", "float32") for name, path in models]
         live.manage_all([("shell", "-c", SET_UP), *added], environment=environment)
         with live.serving(environment=environment) as server:
             warm_up(f"{server.url}/v1")
-            yield server.url
+            yield server
             assert server.stop() == 0, server.output
+
+
+@pytest.fixture(scope="session")
+def site(server: live.LiveServer) -> str:
+    """The server's address, without the API's path."""
+    return server.url
+
+
+@pytest.fixture(scope="session")
+def ollama_site(server: live.LiveServer) -> str:
+    """The address of the port that Ollama's API has for itself."""
+    found = re.search(r"^ +Ollama +(http\S+)$", server.output, re.MULTILINE)
+    assert found is not None, server.output
+    return found.group(1)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from millm_site.env import PROJECT_DIR
 from tests.clients.environment import NODE_PROGRAMS, PINS, pins
 
 LISTS = sorted(PINS.glob("*.txt"))
+PROGRAMS = {"aider": "aider-chat"}  # environments of one program, which chooses the versions of all others there
 DEPENDENCIES = json.loads((NODE_PROGRAMS / "package.json").read_text())["dependencies"]
 PAGE = (PROJECT_DIR / "docs" / "openai-compatibility.md").read_text()
 TABLE = PAGE.partition("\n## Clients\n")[2].partition("\n## ")[0]
@@ -19,7 +20,7 @@ ROWS = re.findall(r"^\| `([^`]+)`(?: \((\w+)\))? \| ([\d., ]+) \|", TABLE, re.MU
 
 
 def test_the_page_names_the_versions_that_are_tested() -> None:
-    assert len(ROWS) == 14
+    assert len(ROWS) == 16
     for name, language, versions in ROWS:
         assert versions.strip().split(", ") == pinned(name, language), name
 
@@ -27,7 +28,8 @@ def test_the_page_names_the_versions_that_are_tested() -> None:
 def pinned(name: str, language: str) -> list[str]:
     if language == "JavaScript" or name.startswith("@") or name == "ai":
         return [DEPENDENCIES[name]]
-    versions = [pins(list_.stem)[name] for list_ in reversed(LISTS) if name in pins(list_.stem)]
+    lists = [pins(path.stem) for path in reversed(LISTS) if PROGRAMS.get(path.stem, name) == name]
+    versions = [found[name] for found in lists if name in found]
     return list(dict.fromkeys(versions))
 
 

@@ -139,8 +139,8 @@ async def find_profile(model: str, reference: str) -> str:
     return f"{name}@{number}"
 
 
-async def list_profiles(model: str) -> list[str]:
-    return ["cats", "gloomy", "joyful"] if model in {"tiny", "org/steered"} else []
+async def published(model: str) -> list[tuple[str, int]]:
+    return [("cats", 2), ("gloomy", 2), ("joyful", 2)] if model in {"tiny", "org/steered"} else []
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def api(settings: Any) -> Iterator[Api]:
             steering,
             keys,
             find_profile=find_profile,
-            list_profiles=list_profiles,
+            published=published,
             watch=unwatched,
             unload=unload,
             ping_s=0.05,

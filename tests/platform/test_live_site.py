@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from tests import live
-from tests.conftest import LiveSite, site_environment
+from tests.conftest import LiveSite, bare_site, site_environment
 from tests.platform.wire import connected, get, head, read_all, read_until
 
 CHAT = {"model": "demo", "max_tokens": 900, "messages": [{"role": "user", "content": "Tell me a story."}]}
@@ -43,6 +43,37 @@ def test_busy_port_is_one_clear_sentence(live_site: LiveSite) -> None:
         assert second.process.wait(live.PATIENCE_S) == 1
         second.wait_for(rf"Port {port} of 127.0.0.1 is already in use")
     assert "Traceback" not in second.output
+
+
+def test_ollama_has_a_port_of_its_own(tmp_path: Path) -> None:
+    """Nothing else of the site is there, whatever form the path has."""
+    with bare_site(tmp_path, MILLM_OLLAMA_PORT="0") as site:
+        found = re.search(r"^ +Ollama +(http\S+)$", site.server.output, re.MULTILINE)
+        assert found is not None, site.server.output
+        own = found.group(1)
+        assert get(own, "/").body == b"Ollama is running"
+        assert get(own, "/api/version").body == get(site.url, "/ollama/api/version").body
+        assert json.loads(get(own, "/api/tags").body) == {"models": []}
+        hidden = (
+            "/admin/",
+            "/v1/models",
+            "/api/models",
+            "/metrics",
+            "/health/live",
+            "/../admin/",
+            "//admin/",
+            "/%2e%2e/docs",
+        )
+        for path in (*hidden, "http://localhost/admin/", "http://localhost/static/admin/css/base.css"):
+            answer = get(own, path)
+            assert (answer.status, type(answer.error)) == (404, str), path
+        assert get(own, "http://localhost/api/version").status == 200
+        with live.running(
+            [sys.executable, "manage.py", "serve"],
+            {**site.server.environment, "MILLM_PORT": "0", "MILLM_OLLAMA_PORT": own.rsplit(":", 1)[1]},
+        ) as second:
+            assert second.process.wait(live.PATIENCE_S) == 1
+            second.wait_for(r"already in use, perhaps by Ollama itself\. Stop it, .* MILLM_OLLAMA_PORT=")
 
 
 def test_database_without_migrations_is_refused(tmp_path: Path, empty_database_url: str) -> None:

@@ -12,7 +12,7 @@ from django.core.management.commands import runserver
 from django.utils import autoreload
 
 from millm_site.first_run import welcome
-from millm_site.server.listener import PortError, listen, url_of
+from millm_site.server.listener import PortError, listen, listen_for_ollama, url_of
 from millm_site.server.reloading import supervise
 
 RELOAD_DRAIN_S = 1.0  # a reload should not wait for long streams
@@ -52,12 +52,13 @@ class Command(runserver.Command):
         self.check_migrations()
         try:
             listener = listen(self.addr, int(self.port))
+            ollama = listen_for_ollama()
         except PortError as error:
             raise CommandError(str(error)) from error
         from millm_site.server.site import site_server
 
-        self.server = site_server(listener, self.log_action)
-        text = welcome(url_of(listener), None)
+        self.server = site_server(listener, self.log_action, ollama=ollama)
+        text = welcome(url_of(listener), None, ollama_url="" if ollama is None else url_of(ollama))
         self.server.run(with_signals=not options["use_reloader"], on_ready=lambda: self.stdout.write(text))
         if not options["use_reloader"]:
             self._stop_rest()

@@ -73,13 +73,14 @@ class Command(BaseCommand):
             gc.enable()
 
     def _serve(self, *, setup: bool, measure_demo: bool, models: list[str]) -> None:
-        from millm_site.server.listener import PortError, listen, url_of
+        from millm_site.server.listener import PortError, listen, listen_for_ollama, url_of
 
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # until the server handles it
         try:
             listener = listen(
                 settings.MILLM_HOST, settings.MILLM_PORT
             )  # first: fail before migrating if the port is in use
+            ollama = listen_for_ollama()
         except PortError as error:
             raise CommandError(str(error)) from error
         serving.prepare()
@@ -87,8 +88,13 @@ class Command(BaseCommand):
         serving.load_at_start([self._register(given) for given in models])
         from millm_site.server.site import site_server
 
-        server = site_server(listener)
-        text = welcome(url_of(listener), login, password_file=self._hidden_password(login))
+        server = site_server(listener, ollama=ollama)
+        text = welcome(
+            url_of(listener),
+            login,
+            password_file=self._hidden_password(login),
+            ollama_url="" if ollama is None else url_of(ollama),
+        )
         serving.on_failure(server.stop_soon)
         server.run(with_signals=True, on_ready=lambda: self._announce(text))
         self._stop()
