@@ -18,6 +18,7 @@ from benchmarks.engine import EngineSubject, running
 from benchmarks.machine import this_machine
 from benchmarks.peers.in_process import Generate, load_module
 from benchmarks.profiles import KINDS
+from benchmarks.scaling import QUEUE_CASES, growth
 from benchmarks.shapes import DEFAULT_FOLDER, SHAPES, Shape, shape_folder
 from benchmarks.steering import Steered
 from benchmarks.subject import Plan, echo, measure, ratios
@@ -32,7 +33,7 @@ STEERED = 16
 
 
 def measure_counts(loaded: LoadedModel) -> dict[str, Measure]:
-    """Return counts of decode steps, all of which are better if lower."""
+    """Return counts of decode steps and of the engine's own work, all of which are better if lower."""
     one, many = decode_counts(loaded, 1), decode_counts(loaded, 16)
     long = decode_counts(loaded, 16, prompt=LONG)
     found = _counts(_streams(1), one) | _counts(_streams(16), many)
@@ -45,6 +46,8 @@ def measure_counts(loaded: LoadedModel) -> dict[str, Measure]:
             steered.python_calls / many.python_calls, "lower"
         )
         found[f"{kind} K={STEERED}: torch operators / unsteered"] = Measure(steered.torch_ops / many.torch_ops, "lower")
+    for case in QUEUE_CASES:
+        found[f"growth of Python instructions a {case.unit}: {case.name}"] = Measure(growth(case), "lower")
     return found
 
 

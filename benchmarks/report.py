@@ -10,7 +10,7 @@ from benchmarks.figures import Figures
 from benchmarks.goals import FULL, Records, goals_table
 from benchmarks.machine import Machine
 from benchmarks.picture import PATH as PICTURE
-from benchmarks.picture import draw
+from benchmarks.picture import SCALING, draw, draw_scaling, series
 from benchmarks.record import RESULTS, Record, read_records
 from benchmarks.subject import Row
 
@@ -42,6 +42,7 @@ TITLES = {
     "speculation": "Prompt lookup",
     "invariance": "Batch invariance",
     "gpu": "On a GPU",
+    "scaling": "The engine's own costs",
     "limits": "Limits of the machine",
     "start": "Start",
     "media": "Audio and images",
@@ -67,7 +68,10 @@ def section(record: Record) -> list[str]:
     lines = [f"## {TITLES[record.program]}: {record.shape}", "", f"{where(record.machine)}.{medians}", ""]
     if record.rows:
         lines += [*rows_table(record.rows), ""]
-    lines += [f"- {name.replace('_', ' ')}: {value:.4g}" for name, value in record.values.items()]
+    if record.program == "scaling":
+        lines += [*scaling_table(record), "", f"![The engine's own costs by n]({SCALING.name})", ""]
+    else:
+        lines += [f"- {name.replace('_', ' ')}: {value:.4g}" for name, value in record.values.items()]
     lines += [f"- {note}" for note in record.notes]
     return lines if lines[-1] == "" else [*lines, ""]
 
@@ -96,6 +100,15 @@ def rows_table(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
+def scaling_table(record: Record) -> list[str]:
+    """Return the costs of benchmarks.scaling: a row for each cost, with a cell for each ``n``."""
+    lines = ["| n | cost of one | \u00b5s by n |", "|---|---|---|"]
+    for (name, unit), costs in series(record).items():
+        cells = ", ".join(f"{n:,}: {value:,.0f}" for n, value in costs.items())
+        lines.append(f"| {name} | {unit} | {cells} |")
+    return lines
+
+
 def replace_section(text: str, lines: Sequence[str]) -> str:
     """Return ``text`` with the part between the markers replaced. Raise ValueError if it has no markers."""
     before, begin, rest = text.partition(BEGIN)
@@ -109,6 +122,9 @@ def write_report(folder: Path = RESULTS, readme: Path = README, picture: Path = 
     records = read_records(folder)
     curves = sorted((r for r in records if r.program == "curve"), key=lambda r: r.shape != FULL)
     drawn = draw(curves[0], picture).name if curves else ""
+    for record in records:
+        if record.program == "scaling":
+            draw_scaling(record, picture.with_name(SCALING.name))
     readme.write_text(replace_section(readme.read_text(), results(records, drawn)))
 
 

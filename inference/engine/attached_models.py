@@ -82,6 +82,7 @@ class AttachedModels:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._engines: dict[str, SteppedModel] = {}
+        self._with_work: dict[str, SteppedModel] = {}  # and some whose work has just ended
         self._attached: dict[str, Attach] = {}  # the same models, for the replacement of a dead thread
         self._rotation = Rotation()
 
@@ -115,13 +116,13 @@ class AttachedModels:
 
     def abandon(self) -> None:
         """Drop all models. A hanging thread keeps those that it uses."""
-        self._engines = {}
+        self._engines, self._with_work = {}, {}
 
     # Called from the engine thread
 
     def seconds_to_wait(self) -> float | None:
         """Return the seconds until a step of any model can run; None if no model has work."""
-        return min((e.seconds_to_wait() for e in self._engines.values() if e.has_work), default=None)
+        return min((e.seconds_to_wait() for e in self._with_work.values() if e.has_work), default=None)
 
     def attach(self, message: Attach) -> None:
         """Attach a model under a name that is not in use."""
@@ -134,6 +135,7 @@ class AttachedModels:
         if engine is None:
             return None, []
         self._engines = {n: e for n, e in self._engines.items() if n != name}
+        self._with_work.pop(name, None)
         del self._attached[name]
         ends = engine.fail_all("model_unloaded", f"The model `{name}` was unloaded.")
         engine.close()
@@ -142,6 +144,7 @@ class AttachedModels:
     def take_over(self) -> None:
         """Recreate the engines of a dead thread's models."""
         self._engines = {name: self._make(message) for name, message in self._attached.items()}
+        self._with_work = {}
 
     def forget(self) -> None:
         """Drop the models kept for a replacement thread."""
@@ -152,10 +155,10 @@ class AttachedModels:
         return [delivery for request in message.requests for delivery in self._add(request, message)]
 
     def cancel(self, sink: object) -> list[Delivery]:
-        return [delivery for engine in self._engines.values() for delivery in engine.cancel(sink)]
+        return [delivery for engine in self._with_work.values() for delivery in engine.cancel(sink)]
 
     def limit_growth(self, growth: Growth) -> None:
-        for engine in self._engines.values():
+        for engine in self._with_work.values():
             engine.limit_growth(growth)
 
     def step(self) -> list[Delivery] | None:
@@ -163,19 +166,21 @@ class AttachedModels:
 
         A model that waits for its batch to fill is skipped, or its empty steps would delay the others.
         """
-        with_work = [name for name, e in self._engines.items() if e.has_work and e.seconds_to_wait() <= 0]
-        if not with_work:
+        for name in [name for name, engine in self._with_work.items() if not engine.has_work]:
+            del self._with_work[name]
+        runnable = {name: engine for name, engine in self._with_work.items() if engine.seconds_to_wait() <= 0}
+        if not runnable:
             return None
-        name = self._rotation.next(with_work)
-        weight = BACKGROUND_WEIGHT if self._engines[name].is_in_background else 1.0
+        name = self._rotation.next(runnable)
+        weight = BACKGROUND_WEIGHT if runnable[name].is_in_background else 1.0
         began_at = time.perf_counter()
-        deliveries = self._engines[name].step()
+        deliveries = runnable[name].step()
         self._rotation.note(name, weight * (time.perf_counter() - began_at))
         return deliveries
 
     def end_all(self, code: str, text: str, deliver: Callable[[Sequence[Delivery]], None]) -> None:
         """Fail all sequences and close the models, whatever state a dead thread left them in."""
-        engines, self._engines = self._engines, {}
+        engines, self._engines, self._with_work = self._engines, {}, {}
         for name, engine in engines.items():
             try:
                 deliver(engine.fail_all(code, text))
@@ -203,4 +208,5 @@ class AttachedModels:
         if not isinstance(request, engine.request_type):
             text = f"The model `{request.model}` does not support this kind of request."
             return [(message.sink, FailedEvent.before_start(request, "wrong_model_kind", text))]
+        self._with_work[request.model] = engine
         return engine.add(request, message.sink, message.submitted_at)

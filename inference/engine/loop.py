@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
+from itertools import islice
 
 from inference.engine.attached_models import AttachedModels
 from inference.engine.cache.device_memory import MemoryWatch
@@ -32,6 +33,7 @@ IDLE_WAIT_S = 1.0
 DRAINING_WAIT_S = 0.05
 ATTACH_S = 600.0  # time that attaching a model may take: memory for its KV cache and, on a GPU, its graphs
 END_WAIT_S = 10.0  # for the last step, after the drain time is over
+COMMANDS_PER_TURN = 64  # further ones wait for a step, so that a burst does not hold up running sequences
 STUCK_WAIT_S = 0.02  # after a turn with pending work that made no progress
 
 
@@ -218,7 +220,7 @@ class EngineLoop:
         self._step()
 
     def _take_messages(self, wait_s: float) -> None:
-        """Handle all commands in the inbox; sleep only when idle."""
+        """Handle up to COMMANDS_PER_TURN commands in the inbox; sleep only when idle."""
         patience_s = self._models.seconds_to_wait()
         if patience_s is None:
             self._lifecycle.note_work(busy=False)
@@ -227,7 +229,8 @@ class EngineLoop:
             self._heartbeat += 1
         elif self._is_stuck:
             patience_s = STUCK_WAIT_S
-        for message in self._inbox.take(wait_s if patience_s is None else min(wait_s, patience_s)):
+        patience_s = wait_s if patience_s is None else min(wait_s, patience_s)
+        for message in islice(self._inbox.take(patience_s), COMMANDS_PER_TURN):
             self._handle(message)
             self._heartbeat += 1
 

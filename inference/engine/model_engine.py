@@ -20,7 +20,6 @@ from inference.engine.config import EngineConfig
 from inference.engine.kernels.accelerator import Accelerate, accelerate
 from inference.engine.kernels.decode_graphs import DecodeGraphs
 from inference.engine.messages import (
-    BACKGROUND_PRIORITY,
     CaptureEvent,
     Delivery,
     FailedEvent,
@@ -96,7 +95,7 @@ class ModelEngine:
 
     @property
     def is_in_background(self) -> bool:
-        return all(s.request.priority <= BACKGROUND_PRIORITY for s in self._scheduler.sequences())
+        return self._scheduler.is_in_background
 
     def seconds_to_wait(self) -> float:
         """Return the seconds until a step can run: 0 unless static batching waits for its batch to fill."""
@@ -193,7 +192,7 @@ class ModelEngine:
         return []
 
     def cancel(self, sink: object) -> list[Delivery]:
-        mine = [s for s in self._scheduler.sequences() if s.sink is sink]
+        mine = self._scheduler.sequences_of(sink)
         cancelled = [d for s in mine for d in self._guarded(s, partial(self._finish, s, "cancelled"))]
         return [*cancelled, *self._analyses.cancel(sink)]
 
@@ -458,7 +457,7 @@ class ModelEngine:
             self._runner.steering.release(sequence.rows)
         if sequence.capture is not None:
             self._runner.captures.release(sequence.request.captures)
-        if sequence.scoring is not None and all(s.sink != sequence.sink for s in self._scheduler.sequences()):
+        if sequence.scoring is not None and not self._scheduler.sequences_of(sequence.sink):
             self._comparisons.forget(sequence.sink)
 
 

@@ -40,7 +40,7 @@ class OpenSequences:
             fresh = {request.index: request for request in requests}
             if len(fresh) < len(requests) or not known.keys().isdisjoint(fresh):
                 raise ValueError("The sequences of a sink must have different indices.")
-            self._by_sink[sink] = {**known, **fresh}
+            self._by_sink.setdefault(sink, {}).update(fresh)
             self._count += len(fresh)
 
     def filter_open(self, deliveries: Sequence[Delivery]) -> tuple[list[Delivery], int]:

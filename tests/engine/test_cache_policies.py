@@ -291,3 +291,65 @@ def test_every_token_sees_what_its_own_sequence_would_have_written(data, kind, w
                 if fits and cache.extend(sequence, num_tokens):
                     pool.run(sequence, num_tokens)
         cache.check_integrity(running)
+
+
+@pytest.mark.parametrize("change", ["a sequence ends", "a running one computes the prefix", "less headroom", "growth"])
+def test_a_sequence_without_room_starts_as_soon_as_there_is_room(change):
+    cache = paged(blocks=7)
+    pool = Pool(cache, (0,))
+    other, running = build_sequence(3 * PREFIX_BLOCK), build_sequence(LONG)
+    assert cache.begin(other, 0)
+    assert cache.begin(running, 0)
+    assert cache.extend(other, 3 * PREFIX_BLOCK)
+    assert cache.extend(running, 2 * PREFIX_BLOCK)
+    pool.run(other, 3 * PREFIX_BLOCK)
+    cache.hold_growth(held=change == "growth")
+    needs_prefix = change == "a running one computes the prefix"
+    num_blocks = 3 if change == "a sequence ends" else 2
+    waiting = build_sequence(LONG[: 4 * PREFIX_BLOCK - 1] if needs_prefix else num_blocks * PREFIX_BLOCK - 1)
+    headroom = PREFIX_BLOCK if change == "less headroom" else 0
+    for _ in range(3):
+        assert not cache.begin(waiting, headroom)
+    if change == "a sequence ends":
+        cache.end(other)
+    elif needs_prefix:
+        pool.run(running, 2 * PREFIX_BLOCK)
+    elif change == "growth":
+        cache.hold_growth(held=False)
+    assert cache.begin(waiting, 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_remembered_refusal_decides_as_a_new_search_does(data):
+    """The same history on two caches, of which one forgets each refusal."""
+    caches = paged(blocks=12), paged(blocks=12)
+    prompts = st.tuples(st.integers(0, 1), st.integers(1, 7 * PREFIX_BLOCK))
+    waiting: tuple[Sequence, Sequence] | None = None
+    running: list[tuple[Sequence, Sequence]] = []
+    for _ in range(data.draw(st.integers(5, 40))):
+        action = data.draw(st.sampled_from(("begin", "begin", "compute", "compute", "end")))
+        if action == "begin":
+            if waiting is None or data.draw(st.booleans()):
+                start, length = data.draw(prompts)
+                tokens = tuple(range(1000 * start, 1000 * start + length))
+                waiting = build_sequence(tokens), build_sequence(tokens)
+            headroom = data.draw(st.integers(0, 2 * PREFIX_BLOCK))
+            caches[1]._refusal = None
+            decided = [cache.begin(sequence, headroom) for cache, sequence in zip(caches, waiting, strict=True)]
+            assert decided[0] == decided[1]
+            assert waiting[0].num_computed == waiting[1].num_computed
+            if decided[0]:
+                running.append(waiting)
+                waiting = None
+        elif running:
+            pair = data.draw(st.sampled_from(running))
+            if action == "end":
+                running.remove(pair)
+            count = min(pair[0].num_pending_tokens, data.draw(st.integers(1, 2 * PREFIX_BLOCK)))
+            for cache, sequence in zip(caches, pair, strict=True):
+                if action == "end":
+                    cache.end(sequence)
+                elif cache.extend(sequence, count):
+                    sequence.num_computed += count
+                    cache.note_computed(sequence)

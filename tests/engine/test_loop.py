@@ -12,7 +12,7 @@ import torch
 
 from inference.engine.config import EngineConfig
 from inference.engine.errors import EngineDownError, ModelNotAttachedError, QueueFullError
-from inference.engine.loop import EngineLoop
+from inference.engine.loop import COMMANDS_PER_TURN, EngineLoop
 from inference.engine.messages import TERMINAL_EVENTS, Delivery
 from inference.interventions import Intervention, Site, VectorEdit
 from tests.builders import build_request
@@ -310,5 +310,43 @@ def test_a_model_that_waits_for_its_batch_does_not_keep_others_from_their_turns(
     assert loop.stats().steps == 8
     assert mailbox.of("runs").events
     assert not mailbox.of("waits").events
+    loop.stop(0)
+    loop.run()
+
+
+def test_a_burst_of_commands_does_not_hold_up_running_sequences(llama, mailbox):
+    loop = EngineLoop(EngineConfig(max_batch_size=1, max_waiting_requests=500), mailbox.publish)
+    loop.accept_requests()
+    loop.attach(llama)
+    loop.turn()
+    loop.submit([build_request(**LONG)], "runs")
+    loop.turn()
+    burst = [f"waits {number}" for number in range(3 * COMMANDS_PER_TURN)]
+    for sink in burst:
+        loop.submit([build_request(**LONG)], sink)
+    for sink in burst:
+        loop.cancel(sink)
+    before = len(mailbox.of("runs").token_ids)
+    for _ in range(6):
+        loop.turn()
+    assert len(mailbox.of("runs").token_ids) == before + 6
+    assert [mailbox.of(sink).finished.reason for sink in burst] == ["cancelled"] * len(burst)
+    loop.check_integrity()
+    loop.stop(0)
+    loop.run()
+
+
+def test_a_model_without_work_costs_a_turn_nothing_and_works_when_it_is_asked(llama, mailbox):
+    loop = EngineLoop(EngineConfig(), mailbox.publish)
+    loop.accept_requests()
+    for name in ("one", "other"):
+        loop.attach(replace(llama, name=name))
+    loop.turn()
+    for sink, name in enumerate(("one", "other", "one")):
+        loop.submit([replace(build_request(max_tokens=3), model=name)], sink)
+        for _ in range(6):
+            loop.turn()
+        assert len(mailbox.of(sink).token_ids) == 3
+        assert not loop._models._with_work
     loop.stop(0)
     loop.run()

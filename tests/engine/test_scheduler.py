@@ -309,3 +309,34 @@ class TestDrafts:
         policy.step()
         assert policy.step() == [(sequence, 1)]
         assert policy.num_preemptions == 0
+
+
+class TestBookkeeping:
+    def test_sequences_of_a_sink_are_known_until_they_are_removed(self, make):
+        policy = make(max_batch_size=1)
+        first, second, other = (build_sequence() for _ in range(3))
+        second.sink = first.sink
+        policy.add_all(first, second, other)
+        policy.step()
+        assert list(policy.sequences_of(first.sink)) == [first, second]
+        policy.finish(first)
+        assert list(policy.sequences_of(first.sink)) == [second]
+        policy.finish(second, other)
+        assert not policy.sequences_of(first.sink)
+        assert not policy._of_sink
+
+    def test_equal_ranks_keep_the_order_of_arrival(self, make):
+        policy = make(max_batch_size=8)
+        added = policy.add_all(*(build_sequence(submitted_at=0.0) for _ in range(6)))
+        policy.finish(added.pop(3))
+        assert sequences_of(policy.step()) == added
+
+    def test_the_batch_is_in_the_background_while_nothing_else_waits_or_runs(self, make):
+        policy = make(max_batch_size=1)
+        assert policy.is_in_background
+        behind, normal = policy.add_all(build_sequence(priority=BACKGROUND_PRIORITY), build_sequence())
+        assert not policy.is_in_background
+        policy.step()
+        policy.finish(normal)
+        assert policy.is_in_background
+        policy.finish(behind)

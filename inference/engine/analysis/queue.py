@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +18,7 @@ from inference.engine.analysis.layers import LayerStack
 from inference.engine.analysis.lens import run_lens
 from inference.engine.messages import Delivery, FailedEvent, FinishedEvent, Timings, Usage
 from inference.engine.models.loader import LoadedModel
+from inference.engine.scheduling.sink_queue import SinkQueue
 from inference.engine.scheduling.step_isolation import (
     OUT_OF_MEMORY,
     SERVER_ERROR,
@@ -51,7 +51,7 @@ class AnalysisQueue:
 
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
-        self._pending: deque[_Analysis] = deque()
+        self._pending: SinkQueue[_Analysis] = SinkQueue()
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -65,17 +65,15 @@ class AnalysisQueue:
         return []
 
     def cancel(self, sink: object) -> list[Delivery]:
-        mine = [one for one in self._pending if one.sink is sink]
-        self._pending = deque(one for one in self._pending if one.sink is not sink)
+        mine = self._pending.take_of(sink)
         return [(sink, FinishedEvent(one.request.index, "cancelled", Usage(), one.timings())) for one in mine]
 
     def fail_all(self, code: str, text: str) -> list[Delivery]:
-        pending, self._pending = self._pending, deque()
-        return [one.failure(code, text) for one in pending]
+        return [one.failure(code, text) for one in self._pending.take_all()]
 
     def step(self) -> list[Delivery]:
         """Run one unit of the analysis that came first. An exception fails only that one."""
-        analysis = self._pending[0]
+        analysis = self._pending.first
         try:
             with torch.inference_mode(mode=False):
                 event = self._advance(analysis)

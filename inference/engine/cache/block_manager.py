@@ -27,6 +27,7 @@ class BlockManager:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._users = [0] * num_blocks
         self._touched = 0
+        self._turnover = 0
         self._may_grow = True
         self._cached: OrderedDict[int, None] = OrderedDict()  # unused blocks with a key, least recently used first
         self._block_of: dict[bytes, int] = {}
@@ -46,6 +47,11 @@ class BlockManager:
     def num_touched(self) -> int:
         """The number of blocks that were ever used. Blocks with low numbers are allocated first."""
         return self._touched
+
+    @property
+    def turnover(self) -> int:
+        """A number that changes when blocks become unused, or unused ones are shared."""
+        return self._turnover
 
     def hold_growth(self, *, held: bool) -> None:
         """While ``held``, allocate only blocks that were used before, whose memory is already allocated."""
@@ -70,6 +76,7 @@ class BlockManager:
         for block in blocks:
             if self._users[block] == 0:
                 del self._cached[block]
+                self._turnover += 1
             self._users[block] += 1
 
     def name(self, block: int, key: bytes) -> None:
@@ -88,6 +95,7 @@ class BlockManager:
             self._users[block] -= 1
             if self._users[block]:
                 continue
+            self._turnover += 1
             if block in self._key_of:
                 self._cached[block] = None
             else:

@@ -56,6 +56,7 @@ class ContiguousCache:
         self._cache_ops: list[CacheOp] = []
         self._costs = [0] * num_rows  # bytes of each slot, kept up to date because every token needs the sum
         self._spent = 0  # their sum
+        self._in_use = 0  # the sum of those of running sequences
 
     @property
     def num_free_rows(self) -> int:
@@ -67,7 +68,7 @@ class ContiguousCache:
 
     @property
     def used_ratio(self) -> float:
-        return sum(self._costs[slot] for slot in self._running) / self._max_bytes
+        return self._in_use / self._max_bytes
 
     @property
     def unwritten_ratio(self) -> float:
@@ -84,12 +85,13 @@ class ContiguousCache:
             return False
         # The longest sequence may sample one more token, which is never run.
         needed = (min(sequence.num_tokens + 1, self._max_seq_len) + headroom) * sum(self._bytes)
-        if sum(self._costs[slot] for slot in self._running) + needed > self._limit:
+        if self._in_use + needed > self._limit:
             return False
         source, known = self._longest_known(sequence)
         target = self._target(source, known)
         self._free.remove(target)
         self._running.add(target)
+        self._in_use += self._costs[target]
         if source is None or source == target:
             self._cut(target, known)
         else:
@@ -122,6 +124,7 @@ class ContiguousCache:
 
     def end(self, sequence: Sequence) -> None:
         self._running.remove(sequence.slot)
+        self._in_use -= self._costs[sequence.slot]
         self._free.append(sequence.slot)
         if not self._slots[sequence.slot].keys:
             self._discard(sequence.slot)
@@ -138,6 +141,7 @@ class ContiguousCache:
         assert self._costs == [self._cost(i) for i in range(len(self._slots))], (
             "the stored costs of all slots are current"
         )
+        assert self._in_use == sum(self._costs[i] for i in self._running), "the cost of all running slots is current"
         assert self._spent == sum(self._costs) <= self._max_bytes, "the slots' costs do not exceed the memory limit"
         named = {(key, i) for i, slot in enumerate(self._slots) for key in slot.keys}
         assert named == {(key, i) for key, slots in self._slots_of.items() for i in slots}, (
@@ -168,7 +172,7 @@ class ContiguousCache:
         is_whole = len(self._slots[source].keys) == known
         if is_whole or self._slots[emptiest].keys:
             return source
-        kept = self._costs[source] + sum(self._costs[slot] for slot in self._running)
+        kept = self._costs[source] + self._in_use
         return emptiest if kept + known * PREFIX_BLOCK * sum(self._bytes) <= self._limit else source
 
     def _has_windows(self, slot: int, known: int) -> bool:
@@ -179,7 +183,7 @@ class ContiguousCache:
         num_full = sequence.num_computed // PREFIX_BLOCK
         if num_full <= len(slot.keys):
             return
-        for key in sequence.prefix_keys.upto(sequence.token_ids, num_full)[len(slot.keys) :]:
+        for key in sequence.prefix_keys.upto(sequence.token_ids, num_full, len(slot.keys)):
             if key is None:
                 return
             slot.keys.append(key)
@@ -220,9 +224,11 @@ class ContiguousCache:
 
     def _book(self, number: int) -> None:
         """Update the cost of a slot after a change of ``written`` or ``dropped``."""
-        cost = self._cost(number)
-        self._spent += cost - self._costs[number]
-        self._costs[number] = cost
+        growth = self._cost(number) - self._costs[number]
+        self._costs[number] += growth
+        self._spent += growth
+        if number in self._running:
+            self._in_use += growth
 
     def _empty(self) -> _Slot:
         return _Slot([0] * len(self._windows))
@@ -233,12 +239,14 @@ class ContiguousCache:
 
     def _reclaim(self, num_bytes: int, *, spare: int = -1) -> bool:
         """Free ``num_bytes``, if necessary by emptying free slots other than ``spare``, least recently used first."""
-        for number in list(self._free):
-            if self._limit - self._spent >= num_bytes:
-                break
+        if self._limit - self._spent >= num_bytes:
+            return True
+        for number in self._free:  # which stay free
             if number != spare:
                 self._discard(number)
-        return self._limit - self._spent >= num_bytes
+                if self._limit - self._spent >= num_bytes:
+                    return True
+        return False
 
     def _discard(self, number: int) -> None:
         if self._slots[number].written:

@@ -30,6 +30,29 @@ class _Holding:
         return self.first + len(self.blocks)
 
 
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Why a sequence could not start: it needed ``excess`` more blocks than the ``manager`` had free.
+
+    ``next_key``: that of its first block that was not cached, if that could be.
+    """
+
+    sequence: Sequence
+    manager: BlockManager
+    excess: int
+    turnover: int
+    next_key: bytes | None
+
+    def holds(self, sequence: Sequence, needed: int) -> bool:
+        """Return whether nothing has changed that would let the sequence start now, without a look at its prefix."""
+        return (
+            sequence is self.sequence
+            and self.manager.turnover == self.turnover
+            and needed - self.manager.num_free >= self.excess
+            and (self.next_key is None or self.manager.find(self.next_key) is None)
+        )
+
+
 class PagedCache:
     """Blocks of ``block_size`` tokens; ``num_blocks[g]`` of them for the layers with ``windows[g]``.
 
@@ -65,6 +88,7 @@ class PagedCache:
         self._rows = list(range(num_rows - 1, -1, -1))
         self._num_rows = num_rows
         self._held: dict[int, tuple[_Holding, ...]] = {}  # by row, then group
+        self._refusal: _Refusal | None = None  # of the last sequence that could not start
 
     @property
     def num_free_rows(self) -> int:
@@ -89,14 +113,18 @@ class PagedCache:
     def begin(self, sequence: Sequence, headroom: int) -> bool:
         if not self._rows:
             return False
-        known = self._known_blocks(sequence)
         # The longest sequence may sample one more token, which is never run.
         needed = self._blocks_of(min(sequence.num_tokens + 1, self._max_seq_len) + headroom)
+        if self._refusal is not None and self._refusal.holds(sequence, needed):
+            return False
+        known = self._known_blocks(sequence)
         for manager, window in zip(self._managers, self._windows, strict=True):
             shared = self._shared(manager, sequence, self._kept(window, known), known)
             missing = min(needed, self._most_at_once(window)) - len(shared)
             if missing > manager.num_free - manager.num_idle(shared):
+                self._refusal = self._refused(sequence, manager, needed, known)
                 return False
+        self._refusal = None
         self._place(sequence, known)
         return True
 
@@ -150,6 +178,15 @@ class PagedCache:
             known -= 1
         return known
 
+    def _refused(self, sequence: Sequence, manager: BlockManager, needed: int, known: int) -> _Refusal | None:
+        """Return the refusal, so that later steps need not search the prefix again. With windows, more blocks than one
+        decide."""
+        if any(self._windows):
+            return None
+        may_grow = self._shares_prefixes and known < sequence.num_reusable // self.block_size
+        (next_key,) = self._keys(sequence, known + 1, known) if may_grow else (None,)
+        return _Refusal(sequence, manager, needed - manager.num_free, manager.turnover, next_key)
+
     def _windowed(self) -> list[tuple[BlockManager, int]]:
         return [(m, w) for m, w in zip(self._managers, self._windows, strict=True) if w]
 
@@ -160,14 +197,15 @@ class PagedCache:
     def _kept(self, window: int, known: int) -> int:
         return self._first_needed(window, known * self.block_size)
 
-    def _keys(self, sequence: Sequence, num_blocks: int) -> list[bytes | None]:
-        """Return the keys of the first blocks. A key is that of the last PREFIX_BLOCK in the block."""
+    def _keys(self, sequence: Sequence, num_blocks: int, first: int = 0) -> list[bytes | None]:
+        """Return the keys of the blocks ``first .. num_blocks``: each is that of the last PREFIX_BLOCK in it."""
         each = self.block_size // PREFIX_BLOCK
-        return sequence.prefix_keys.upto(sequence.token_ids, num_blocks * each)[each - 1 :: each]
+        keys = sequence.prefix_keys.upto(sequence.token_ids, num_blocks * each, first * each)
+        return keys if each == 1 else keys[each - 1 :: each]
 
     def _shared(self, manager: BlockManager, sequence: Sequence, first: int, known: int) -> list[int]:
         """Return the cached blocks with the content of the sequence's blocks ``first .. known``."""
-        keys = self._keys(sequence, known)[first:]
+        keys = self._keys(sequence, known, first)
         blocks = [None if key is None else manager.find(key) for key in keys]
         return [block for block in blocks if block is not None]
 
@@ -190,9 +228,8 @@ class PagedCache:
     def _name(self, sequence: Sequence, holding: _Holding, manager: BlockManager, num_full: int) -> None:
         if not self._shares_prefixes or num_full <= holding.num_named:
             return
-        keys = self._keys(sequence, num_full)
-        for index in range(max(holding.num_named, holding.first), num_full):
-            key = keys[index]
+        first = max(holding.num_named, holding.first)
+        for index, key in enumerate(self._keys(sequence, num_full, first), first):
             if key is not None:
                 manager.name(holding.blocks[index - holding.first], key)
         holding.num_named = num_full

@@ -40,12 +40,20 @@ class PrefixKeys:
     salt: str = ""
     _keys: list[bytes | None] = field(default_factory=list)
 
-    def upto(self, token_ids: Sequence[int], num_blocks: int) -> list[bytes | None]:
-        """Return the keys of the first ``num_blocks`` blocks. They are None from the first block whose tokens have two
-        programs."""
+    def upto(self, token_ids: Sequence[int], num_blocks: int, first: int = 0) -> list[bytes | None]:
+        """Return the keys of the blocks ``first .. num_blocks``. They are None from the first block whose tokens have
+        two programs."""
+        self._compute(token_ids, num_blocks)
+        return self._keys[first:num_blocks]
+
+    def at(self, token_ids: Sequence[int], place: int) -> bytes | None:
+        """Return the key of one block."""
+        self._compute(token_ids, place + 1)
+        return self._keys[place]
+
+    def _compute(self, token_ids: Sequence[int], num_blocks: int) -> None:
         while len(self._keys) < num_blocks:
             self._keys.append(self._next(token_ids))
-        return self._keys[:num_blocks]
 
     def _next(self, token_ids: Sequence[int]) -> bytes | None:
         first = len(self._keys) * self.block_size

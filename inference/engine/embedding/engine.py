@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +23,7 @@ from inference.engine.messages import (
     Timings,
     Usage,
 )
+from inference.engine.scheduling.sink_queue import SinkQueue
 from inference.engine.scheduling.step_isolation import StepIsolation
 from inference.engine.stats import ModelLimits, ModelStats
 
@@ -56,8 +56,8 @@ class EmbeddingEngine:
         self._max_tokens = config.max_prefill_tokens
         self._max_texts = config.max_batch_size
         self._max_length = min(config.max_seq_len or loaded.max_model_len, loaded.max_model_len)
-        self._waiting: deque[_Text] = deque()
-        self._behind: deque[_Text] = deque()  # in the background
+        self._waiting: SinkQueue[_Text] = SinkQueue()
+        self._behind: SinkQueue[_Text] = SinkQueue()  # in the background
         self._limits = ModelLimits(
             loaded.device, loaded.dtype, torch.get_num_threads(), self._max_length, self._max_texts
         )
@@ -110,15 +110,11 @@ class EmbeddingEngine:
         return []
 
     def cancel(self, sink: object) -> list[tuple[object, Event]]:
-        mine = [text for text in (*self._waiting, *self._behind) if text.sink is sink]
-        self._waiting = deque(text for text in self._waiting if text.sink is not sink)
-        self._behind = deque(text for text in self._behind if text.sink is not sink)
+        mine = [*self._waiting.take_of(sink), *self._behind.take_of(sink)]
         return [(sink, _finished(text, "cancelled")) for text in mine]
 
     def fail_all(self, code: str, text: str) -> list[tuple[object, Event]]:
-        waiting = [*self._waiting, *self._behind]
-        self._waiting, self._behind = deque(), deque()
-        return _failed(waiting, code, text)
+        return _failed([*self._waiting.take_all(), *self._behind.take_all()], code, text)
 
     def limit_growth(self, growth: Growth) -> None:
         """No-op: there is no cache that grows."""
@@ -154,7 +150,7 @@ class EmbeddingEngine:
         taken = [queue.popleft()]
         longest = taken[0].num_tokens
         while queue and len(taken) < self._max_texts:
-            longest = max(longest, queue[0].num_tokens)
+            longest = max(longest, queue.first.num_tokens)
             if longest * (len(taken) + 1) > self._max_tokens:
                 break
             taken.append(queue.popleft())

@@ -94,10 +94,10 @@ class Comparisons:
     """The pairs of one model. Keeps the distributions of a side that is ahead until its partners catch up."""
 
     def __init__(self) -> None:
-        self._pairs: dict[tuple[object, str], _Pair] = {}
+        self._pairs: dict[object, dict[str, _Pair]] = {}  # by sink, then name
 
     def __len__(self) -> int:
-        return len(self._pairs)
+        return sum(map(len, self._pairs.values()))
 
     def take(self, sequence: Sequence, scores: Scores) -> list[ScoresEvent | DivergenceEvent]:
         """Add scores. Returns the events that are complete now: log-probabilities, and the divergences of pairs."""
@@ -110,7 +110,7 @@ class Comparisons:
             events.append(ScoresEvent(index, tuple(scoring.logprobs)))
         if scores.distributions is not None:
             request = scoring.request
-            pair = self._pairs.setdefault((sequence.sink, request.pair), _Pair())
+            pair = self._pairs.setdefault(sequence.sink, {}).setdefault(request.pair, _Pair())
             for partner, kl in pair.add(index, request, first, scores.distributions):
                 if len(kl) == len(request.token_ids):
                     named = partner if request.num_partners > 1 else index
@@ -119,5 +119,4 @@ class Comparisons:
 
     def forget(self, sink: object) -> None:
         """Drop the pairs of a sink that has no sequences left."""
-        for key in [key for key in self._pairs if key[0] == sink]:
-            del self._pairs[key]
+        self._pairs.pop(sink, None)

@@ -44,25 +44,24 @@ class StaticAdmission:
         self._timeout_s = timeout_s
         self._max_running = max_running
         self._clock = clock
-        self._batch: set[request.Sequence] = set()
+        self._batch: list[request.Sequence] = []  # in queue order
 
     def candidates(
         self, waiting: Sequence[request.Sequence], running: Sequence[request.Sequence], max_running: int
     ) -> Sequence[request.Sequence]:
-        if not running and not self._is_open(waiting):
-            self._batch = set()
+        if not running and not self._members():
+            self._batch = []
             if not waiting or self.seconds_to_wait(waiting) > 0:
                 return []
-            self._batch = set(waiting[:max_running])
-        members = [sequence for sequence in waiting if sequence in self._batch]
-        return members[: max(0, max_running - len(running))]
+            self._batch = list(waiting[:max_running])
+        return self._members()[: max(0, max_running - len(running))]
 
     def seconds_to_wait(self, waiting: Sequence[request.Sequence]) -> float:
-        if not waiting or len(waiting) >= self._max_running or self._is_open(waiting):
+        if not waiting or len(waiting) >= self._max_running or self._members():
             return 0.0
         oldest = min(sequence.submitted_at for sequence in waiting)
         return max(0.0, oldest + self._timeout_s - self._clock())
 
-    def _is_open(self, waiting: Sequence[request.Sequence]) -> bool:
-        """Return whether members of the batch are still waiting: not started, or preempted."""
-        return any(sequence in self._batch for sequence in waiting)
+    def _members(self) -> list[request.Sequence]:
+        """Return the members of the batch that are still waiting: not started, or preempted."""
+        return [sequence for sequence in self._batch if sequence.state is request.SequenceState.WAITING]

@@ -13,9 +13,11 @@ sequence waits forever.
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Callable, Iterable
+from bisect import bisect_left, insort
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from itertools import count
+from operator import attrgetter
 
 from inference.engine.cache.policy import CachePolicy, Growth
 from inference.engine.cache.prefix_keys import PREFIX_BLOCK
@@ -23,10 +25,11 @@ from inference.engine.config import READ_PLACES, EngineConfig
 from inference.engine.messages import BACKGROUND_PRIORITY
 from inference.engine.scheduling.admission import Admission
 from inference.engine.scheduling.budgets import PrefillBudget
-from inference.engine.scheduling.sequence import Sequence, SequenceFault, SequenceState, blaming
+from inference.engine.scheduling.sequence import Rank, Sequence, SequenceFault, SequenceState, blaming
 from inference.engine.scheduling.speculation import DraftCounts, Speculation
 from inference.engine.scheduling.step_isolation import OUT_OF_MEMORY, SERVER_ERROR
 
+RANK = attrgetter("rank")
 OLDEST_SHARE = 4  # the prompt that has waited longest gets at least one in this many tokens of the budget
 
 
@@ -68,13 +71,19 @@ class Scheduler:
         self._admission = admission
         self._budget = PrefillBudget(config.max_prefill_tokens, config.max_stall_factor)
         self._speculation = Speculation(config) if config.speculative_method == "prompt_lookup" else None
-        self._waiting: list[Sequence] = []
-        self._running: list[Sequence] = []  # in the order of the queue
+        self._waiting: list[Sequence] = []  # by rank, as the running ones
+        self._running: list[Sequence] = []
+        self._of_sink: dict[object, dict[Sequence, None]] = {}  # waiting and running
+        self._num_foreground = 0
+        self._arrivals = count()
         self._growth = Growth.FREE
         self.num_preemptions = 0
 
     def add(self, sequence: Sequence) -> None:
-        insort(self._waiting, sequence, key=self._rank)
+        sequence.rank = self._rank(sequence)
+        insort(self._waiting, sequence, key=RANK)
+        self._of_sink.setdefault(sequence.sink, {})[sequence] = None
+        self._num_foreground += not sequence.rank.is_background
 
     def limit_growth(self, growth: Growth) -> None:
         """Set which sequences may use memory that was never written; the others share the used memory."""
@@ -132,14 +141,27 @@ class Scheduler:
         return DraftCounts() if self._speculation is None else self._speculation.counts
 
     def remove(self, sequence: Sequence) -> None:
+        mine = self._of_sink[sequence.sink]
+        del mine[sequence]
+        if not mine:
+            del self._of_sink[sequence.sink]
+        self._num_foreground -= not sequence.rank.is_background
         if sequence.slot >= 0:
-            self._running.remove(sequence)
+            _take_out(self._running, sequence)
             self._cache.end(sequence)
         else:
-            self._waiting.remove(sequence)
+            _take_out(self._waiting, sequence)
 
     def sequences(self) -> Iterable[Sequence]:
         return [*self._running, *self._waiting]
+
+    def sequences_of(self, sink: object) -> Collection[Sequence]:
+        return tuple(self._of_sink.get(sink, ()))
+
+    @property
+    def is_in_background(self) -> bool:
+        """Whether all sequences have background priority."""
+        return not self._num_foreground
 
     @property
     def running(self) -> Iterable[Sequence]:
@@ -157,10 +179,10 @@ class Scheduler:
         """Return the seconds until something can run: 0 unless static batching waits for its batch to fill."""
         return 0.0 if self._running else self._admission.seconds_to_wait(self._waiting)
 
-    def _rank(self, sequence: Sequence) -> tuple[bool, int, float, int]:
+    def _rank(self, sequence: Sequence) -> Rank:
         is_background = sequence.request.priority <= BACKGROUND_PRIORITY
         priority = -sequence.request.priority if self._by_priority else 0
-        return is_background, priority, sequence.submitted_at, sequence.request.index
+        return Rank(is_background, priority, sequence.submitted_at, sequence.request.index, next(self._arrivals))
 
     # Chunks
 
@@ -202,9 +224,10 @@ class Scheduler:
                 budget -= num_tokens
         return chunks
 
-    def _prompt_rank(self, sequence: Sequence) -> tuple[bool, int, int, float, int]:
-        is_background, priority, submitted_at, index = self._rank(sequence)
-        return is_background, priority, sequence.num_pending_tokens, submitted_at, index
+    @staticmethod
+    def _prompt_rank(sequence: Sequence) -> tuple[bool, int, int, Rank]:
+        rank = sequence.rank
+        return rank.is_background, rank.priority, sequence.num_pending_tokens, rank
 
     def _admit(self) -> int:
         """Start sequences from the queue while rows and memory are available, and return their number.
@@ -214,40 +237,31 @@ class Scheduler:
         candidates = list(self._admission.candidates(self._waiting, self._running, self._max_running))
         if not candidates:
             return 0
-        computing = {key for sequence in self._prefilling() for key in self._keys_to_compute(sequence)}
+        prefilling = self._prefilling()
+        next_keys = _NextKeys()
+        for sequence in prefilling if self._shares_prefixes else ():
+            next_keys.add(sequence)
+        headroom = PREFIX_BLOCK * len(self._running) + sum(sequence.num_pending_tokens for sequence in prefilling)
         num_deferred = 0
         for sequence in candidates:
             with blaming(sequence):
-                if not computing.isdisjoint(self._keys_to_take_over(sequence)):
+                if next_keys.has_part_of(sequence):
                     num_deferred += 1
                     continue
-                if not self._begin(sequence):
+                if not self._begin(sequence, headroom):
                     break
-                self._waiting.remove(sequence)
-                computing.update(self._keys_to_compute(sequence))
+                _take_out(self._waiting, sequence)
+                headroom += PREFIX_BLOCK + sequence.num_pending_tokens
+                if self._shares_prefixes:
+                    next_keys.add(sequence)
         return num_deferred
 
-    def _keys_to_compute(self, sequence: Sequence) -> list[bytes]:
-        """Return the keys of the full blocks that its prompt has yet to compute."""
-        if not self._shares_prefixes:
-            return []
-        keys = sequence.prefix_keys.upto(sequence.token_ids, sequence.num_tokens // PREFIX_BLOCK)
-        return [key for key in keys[sequence.num_computed // PREFIX_BLOCK :] if key is not None]
-
-    def _keys_to_take_over(self, sequence: Sequence) -> list[bytes]:
-        """Return the keys of the blocks that it can reuse from other sequences."""
-        if not self._shares_prefixes:
-            return []
-        keys = sequence.prefix_keys.upto(sequence.token_ids, sequence.num_reusable // PREFIX_BLOCK)
-        return [key for key in keys if key is not None]
-
-    def _begin(self, sequence: Sequence) -> bool:
+    def _begin(self, sequence: Sequence, headroom: int) -> bool:
         """Admit a sequence if, beside its prompt, each running prompt can be computed and each running sequence can
-        grow by a block.
+        grow by a block: ``headroom`` tokens.
 
         While nothing else runs, no more memory can become available, so a sequence that cannot start then fails.
         """
-        headroom = PREFIX_BLOCK * len(self._running) + sum(running.num_pending_tokens for running in self._prefilling())
         if not self._cache.begin(sequence, headroom):
             if self._running:
                 return False
@@ -256,7 +270,7 @@ class Scheduler:
         if sequence.state is SequenceState.WAITING and not sequence.num_preemptions:
             sequence.num_cached = sequence.num_computed
         sequence.state = SequenceState.PREFILL
-        insort(self._running, sequence, key=self._rank)
+        insort(self._running, sequence, key=RANK)
         return True
 
     # Memory
@@ -286,13 +300,46 @@ class Scheduler:
             self._cache.hold_growth(held=True)
 
     def _preempt(self, sequence: Sequence) -> None:
-        self._running.remove(sequence)
+        _take_out(self._running, sequence)
         self._cache.end(sequence)
         sequence.num_computed = 0
         sequence.num_preemptions += 1
         sequence.state = SequenceState.WAITING
         self.num_preemptions += 1
-        insort(self._waiting, sequence, key=self._rank)
+        insort(self._waiting, sequence, key=RANK)
+
+
+class _NextKeys:
+    """The next block that each running prompt computes, by its place.
+
+    A key covers all tokens before its block, so two prompts share what one of them has yet to compute exactly if they
+    share its next block.
+    """
+
+    def __init__(self) -> None:
+        self._keys: dict[int, set[bytes]] = {}
+
+    def add(self, sequence: Sequence) -> None:
+        place = sequence.num_computed // PREFIX_BLOCK
+        if place < sequence.num_tokens // PREFIX_BLOCK:
+            key = sequence.prefix_keys.at(sequence.token_ids, place)
+            if key is not None:
+                self._keys.setdefault(place, set()).add(key)
+
+    def has_part_of(self, sequence: Sequence) -> bool:
+        """Return whether a running prompt is computing a block that the sequence can reuse."""
+        end = sequence.num_reusable // PREFIX_BLOCK
+        return any(
+            place < end and sequence.prefix_keys.at(sequence.token_ids, place) in keys
+            for place, keys in self._keys.items()
+        )
+
+
+def _take_out(queue: list[Sequence], sequence: Sequence) -> None:
+    """Remove a sequence from a list in the order of ranks, without a search through all of it."""
+    place = bisect_left(queue, sequence.rank, key=RANK)
+    assert queue[place] is sequence, "the sequence is in the queue at its rank"
+    del queue[place]
 
 
 def _too_large(sequence: Sequence) -> SequenceFault:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 import torch
 
@@ -35,6 +36,19 @@ class SequenceState(Enum):
     FAILED = "failed"
 
 
+class Rank(NamedTuple):
+    """The place of a sequence in the queue: lower ones go first. ``arrival`` makes it unique."""
+
+    is_background: bool = False
+    priority: int = 0
+    submitted_at: float = 0.0
+    choice: int = 0  # the request's index
+    arrival: int = 0
+
+
+NO_RANK = Rank()
+
+
 @dataclass(eq=False)
 class Sequence:
     """A request inside the engine, from its arrival to its terminal event. Owned by the engine thread."""
@@ -49,6 +63,7 @@ class Sequence:
     matcher: Matcher | None = None
 
     state: SequenceState = SequenceState.WAITING
+    rank: Rank = NO_RANK  # set by the scheduler
     token_ids: list[int] = field(init=False)  # prompt and generated
     prefix_keys: PrefixKeys = field(init=False)
     num_computed: int = 0  # tokens whose keys and values are in the cache

@@ -46,6 +46,7 @@ class SiteTable:
         self._num_entries = 0  # used so far; later ones are neither read nor written
         self._slots: dict[int, list[int]] = {}  # by row
         self._given: dict[int, dict[int, Source]] = {}  # by row, then by entry
+        self._touched: set[int] = set()  # rows with values here
         self.acts: set[int] = set()
         self.version = 0
         self.static_changes = torch.zeros(0, device=device)
@@ -72,6 +73,7 @@ class SiteTable:
 
     def set_row(self, row: int, program: Program) -> None:
         """Set a row to the part of a program that acts here."""
+        self._touched.add(row)
         sums = _vector_sums(program)
         readers = [edit for edit in program if isinstance(edit, ReaderEdit)]
         entries = build_entries([*readers, *sums[1:]], self.width)
@@ -88,7 +90,10 @@ class SiteTable:
         self.acts.add(row)
 
     def clear_row(self, row: int) -> None:
-        """Undo :meth:`set_row`, even if it failed halfway. Resets all numbers of the row."""
+        """Undo :meth:`set_row`, even if it failed halfway. Resets all numbers of the row. A no-op for other rows."""
+        if row not in self._touched:
+            return
+        self._touched.discard(row)
         self.acts.discard(row)
         t = self._tensors
         # Written in place, because captured steps read them.
@@ -115,6 +120,10 @@ class SiteTable:
     def sources_of(self, row: int) -> Mapping[int, Source]:
         """Return the sources of a row's activations that the kernel does not compute, by entry."""
         return self._given.get(row, {})
+
+    @property
+    def has_sources(self) -> bool:
+        return bool(self._given)
 
     @property
     def rows_with_sources(self) -> list[int]:

@@ -9,7 +9,7 @@ An unused intervention keeps its rows for a while, so that the next request with
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -79,6 +79,8 @@ class SteeringTable:
         self._device = device
         self._entries: dict[str, _Entry] = {}
         self._idle: OrderedDict[str, _Entry] = OrderedDict()  # least recently used first
+        self._num_used_rows = self._num_idle_rows = self._num_idle_entries = 0
+        self._site_users: Counter[Site] = Counter()  # interventions in use, by site
         self._free_rows: list[int] = []
         self._num_rows = 1
         self._capacity = MIN_ROWS
@@ -96,8 +98,11 @@ class SteeringTable:
     def acquire(self, intervention: Intervention) -> SteeringRows:
         """Return the intervention's rows, shared with others of its fingerprint. Raise SiteError if it does not fit."""
         fingerprint = intervention.fingerprint
-        entry = self._entries.get(fingerprint) or self._idle.pop(fingerprint, None) or self._add(intervention)
-        self._entries[fingerprint] = entry
+        entry = self._entries.get(fingerprint)
+        if entry is None:
+            entry = self._entries[fingerprint] = self._take_idle(fingerprint) or self._add(intervention)
+            self._num_used_rows += len(entry.rows.rows)
+            self._site_users.update(entry.sites)
         entry.users += 1
         for site in entry.sites - self._hooked.keys():
             self._hooked[site] = self._hooks.put(site, HookOrder.STEER, partial(self._apply, site))
@@ -110,8 +115,10 @@ class SteeringTable:
         if entry.users:
             return
         del self._entries[rows.fingerprint]
+        self._num_used_rows -= len(entry.rows.rows)
+        self._site_users.subtract(entry.sites)
         self._unhook(entry.sites)
-        self._idle[rows.fingerprint] = entry
+        self._put_idle(rows.fingerprint, entry)
         if entry.needs_sae_forward:
             self._drop_idle(rows.fingerprint)
         while self._has_too_many_idle():
@@ -121,8 +128,8 @@ class SteeringTable:
         """Remove unused hooks on the CPU, where a hook inside a layer prevents fusion. CUDA graphs need their hooks."""
         if self._device.type != "cpu":
             return
-        for site in sites.difference(*(entry.sites for entry in self._entries.values())):
-            if site in self._hooked:
+        for site in sites:
+            if not self._site_users[site] and site in self._hooked:
                 self._hooked.pop(site)()
 
     def close(self) -> None:
@@ -139,7 +146,7 @@ class SteeringTable:
     @property
     def num_rows(self) -> int:
         """The number of rows in use, without row 0."""
-        return sum(len(entry.rows.rows) for entry in self._entries.values())
+        return self._num_used_rows
 
     # A step
 
@@ -196,8 +203,9 @@ class SteeringTable:
         if not any(row_of_token):
             return None
         if self._plan is None or self._plan.row_of_token != row_of_token:
-            acts = {site: [row in table.acts for row in row_of_token] for site, table in self._sites.items()}
-            acts = {site: chosen for site, chosen in acts.items() if any(chosen)}
+            rows = set(row_of_token)
+            acting = {site: table.acts for site, table in self._sites.items() if not rows.isdisjoint(table.acts)}
+            acts = {site: [row in chosen for row in row_of_token] for site, chosen in acting.items()}
             readings, columns = self._readings_of(row_of_token)
             self._plan = SteeringPlan(
                 row_of_token,
@@ -216,7 +224,7 @@ class SteeringTable:
         rows = set(row_of_token)
         needed: dict[ReadingKey, tuple[Source, set[int], set[int]]] = {}
         for table in self._sites.values():
-            for row in rows.intersection(table.rows_with_sources):
+            for row in rows if table.has_sources else ():
                 for source in table.sources_of(row).values():
                     if source.reading_key is not None:
                         _, features, of_rows = needed.setdefault(source.reading_key, (source, set(), set()))
@@ -366,13 +374,25 @@ class SteeringTable:
 
     # Idle interventions
 
+    def _put_idle(self, fingerprint: str, entry: _Entry) -> None:
+        self._idle[fingerprint] = entry
+        self._num_idle_rows += len(entry.rows.rows)
+        self._num_idle_entries += entry.num_entries
+
+    def _take_idle(self, fingerprint: str) -> _Entry | None:
+        entry = self._idle.pop(fingerprint, None)
+        if entry is not None:
+            self._num_idle_rows -= len(entry.rows.rows)
+            self._num_idle_entries -= entry.num_entries
+        return entry
+
     def _has_too_many_idle(self) -> bool:
-        idle = self._idle.values()
-        num_rows = sum(len(entry.rows.rows) for entry in idle)
-        return num_rows > MAX_IDLE_ROWS or sum(entry.num_entries for entry in idle) > MAX_IDLE_ENTRIES
+        return self._num_idle_rows > MAX_IDLE_ROWS or self._num_idle_entries > MAX_IDLE_ENTRIES
 
     def _drop_idle(self, fingerprint: str) -> None:
-        self._clear(self._idle.pop(fingerprint).rows.rows)
+        entry = self._take_idle(fingerprint)
+        assert entry is not None, "the intervention is idle"
+        self._clear(entry.rows.rows)
 
     def _clear(self, rows: Iterable[int]) -> None:
         self._plan = None
