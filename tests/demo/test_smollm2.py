@@ -93,6 +93,19 @@ def test_profiles_are_seen_in_the_answers_of_eight_seeds(smollm2_directory: Path
         assert sum(num_words(text, words) >= 2 for text in texts[""]) <= 3, texts[""]
 
 
+@pytest.mark.django_db
+def test_features_that_write_their_topic_rank_high(smollm2_directory: Path, settings):
+    settings.MILLM_HOME = smollm2_directory.parent.parent
+    sae = install_demo(SMOLLM2).sae
+    assert sae is not None
+    assert sae.effects.count() > 400
+    best = (
+        sae.features.filter(effect__isnull=False).order_by("-effect__steers_well").values_list("label", flat=True)[:45]
+    )
+    for word in ("family", "war", "law", "cooking", "sadness", "Bible", "music"):
+        assert any(word in label for label in best), word
+
+
 def resolve(name: str, special: frozenset[int]) -> Intervention:
     return intervention_of(async_to_sync(local_resolver().resolve)("smollm2", name, special_token_ids=special))
 
