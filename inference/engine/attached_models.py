@@ -41,6 +41,9 @@ class SteppedModel(Protocol):
     def num_running(self) -> int: ...
 
     @property
+    def num_background_running(self) -> int: ...
+
+    @property
     def num_waiting(self) -> int: ...
 
     @property
@@ -95,6 +98,11 @@ class AttachedModels:
     @property
     def num_running(self) -> int:
         return sum(engine.num_running for engine in self._engines.values())
+
+    @property
+    def num_background_running(self) -> int:
+        """The number of running sequences that have the lowest priority."""
+        return sum(engine.num_background_running for engine in self._engines.values())
 
     @property
     def num_waiting(self) -> int:

@@ -113,11 +113,13 @@ class EngineLoop:
             self._thread.join(0.1)
 
     def stats(self) -> EngineStats:
-        running = self._models.num_running
+        running, background_running = self._models.num_running, self._models.num_background_running
         return EngineStats(
             state=self._lifecycle.state,
             running=running,
             waiting=max(0, len(self._outbox) - running),
+            background_running=background_running,
+            background_waiting=max(0, self._outbox.num_background - background_running),
             free_slots=self._models.num_free_slots,
             steps=self._steps,
             models=self._models.names,

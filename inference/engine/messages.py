@@ -173,6 +173,11 @@ class GenerationRequest:
 Request = GenerationRequest | EmbeddingRequest | AnalysisRequest
 
 
+def is_background(request: Request) -> bool:
+    """Return whether all other requests run first."""
+    return not isinstance(request, AnalysisRequest) and request.priority <= BACKGROUND_PRIORITY
+
+
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """Log-probability (nats) of a token, and of the most likely tokens at its place, best first.

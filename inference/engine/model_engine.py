@@ -29,6 +29,7 @@ from inference.engine.messages import (
     PromptLogprobsEvent,
     TokenLogprob,
     TokensEvent,
+    is_background,
 )
 from inference.engine.model_runner import ModelRunner, StepOutput
 from inference.engine.models.loader import LoadedModel
@@ -104,6 +105,11 @@ class ModelEngine:
     @property
     def num_running(self) -> int:
         return self._scheduler.num_running
+
+    @property
+    def num_background_running(self) -> int:
+        """Number of running sequences that have the lowest priority."""
+        return sum(is_background(sequence.request) for sequence in self._scheduler.running)
 
     @property
     def num_preemptions(self) -> int:

@@ -112,11 +112,17 @@ class ModelStats:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Statistics of the engine. ``restarts`` counts how often the engine thread was replaced after a crash."""
+    """Statistics of the engine. ``restarts`` counts how often the engine thread was replaced after a crash.
+
+    ``background_running`` and ``background_waiting`` are the sequences among ``running`` and ``waiting`` that have the
+    lowest priority.
+    """
 
     state: EngineState
     running: int = 0
     waiting: int = 0
+    background_running: int = 0
+    background_waiting: int = 0
     free_slots: int = 0
     steps: int = 0
     models: tuple[str, ...] = ()

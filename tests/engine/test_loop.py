@@ -13,7 +13,7 @@ import torch
 from inference.engine.config import EngineConfig
 from inference.engine.errors import EngineDownError, ModelNotAttachedError, QueueFullError
 from inference.engine.loop import COMMANDS_PER_TURN, EngineLoop
-from inference.engine.messages import TERMINAL_EVENTS, Delivery
+from inference.engine.messages import BACKGROUND_PRIORITY, TERMINAL_EVENTS, Delivery
 from inference.interventions import Intervention, Site, VectorEdit
 from tests.builders import build_request
 from tests.engine.harness import Transcript, reference_tokens
@@ -119,6 +119,23 @@ def test_a_cancelled_request_frees_its_slot_and_its_neighbour_goes_on(llama, mai
     assert mailbox.ended("leaves").finished.reason == "cancelled"
     assert mailbox.ended("stays").token_ids == reference_tokens(llama, (9, 8), 240)
     wait_until(lambda: loop.stats().free_slots == 2)
+
+
+def test_stats_tell_the_lowest_priority_apart(mailbox, start):
+    loop = start(max_batch_size=2)
+    loop.submit([build_request(**LONG)], "client")
+    loop.submit([build_request((9, 8), priority=BACKGROUND_PRIORITY, **LONG)], "line")
+    streaming(mailbox, "line")
+    for sink, priority in (("late client", 0), ("late line", BACKGROUND_PRIORITY)):
+        loop.submit([build_request(priority=priority)], sink)
+    stats = loop.stats()
+    assert (stats.running, stats.background_running) == (2, 1)
+    assert (stats.waiting, stats.background_waiting) == (2, 1)
+    for sink in ("client", "line", "late client", "late line"):
+        loop.cancel(sink)
+        mailbox.ended(sink)
+    wait_until(lambda: loop.stats().free_slots == 2)
+    assert loop.stats().background_running == loop.stats().background_waiting == 0
 
 
 def test_a_queued_request_that_is_cancelled_never_runs(mailbox, start):

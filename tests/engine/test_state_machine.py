@@ -266,6 +266,7 @@ class EngineHistory(RuleBasedStateMachine):
             self.loop.check_integrity()
         stats = self.loop.stats()
         assert (self.num_open, stats.running, stats.waiting) == (0, 0, 0)
+        assert (stats.background_running, stats.background_waiting) == (0, 0)
         assert stats.free_slots == len(stats.models) * self.config.max_batch_size
         assert sum(model.steering_rows for model in stats.by_model) == 0
 

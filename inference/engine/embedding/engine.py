@@ -77,6 +77,10 @@ class EmbeddingEngine:
         return 0
 
     @property
+    def num_background_running(self) -> int:
+        return 0
+
+    @property
     def num_free_slots(self) -> int:
         return 0
 
