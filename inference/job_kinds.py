@@ -13,6 +13,7 @@ from inference.registry.registry import get_registry
 from inference.runs import Run
 from jobs.errors import JobError
 from jobs.kinds import JobKind, register
+from jobs.lanes import Lane
 
 if TYPE_CHECKING:
     from jobs.running_job import RunningJob
@@ -24,9 +25,9 @@ WAIT_S = 1.0
 
 
 def register_kinds() -> None:
-    register(JobKind(LOAD, "Load a model", _load))
-    register(JobKind(UNLOAD, "Unload a model", _unload))
-    register(JobKind(WARM, "Warm a model", warm))
+    register(JobKind(LOAD, "Load a model", _load, lane=Lane.INTERACTIVE))
+    register(JobKind(UNLOAD, "Unload a model", _unload, lane=Lane.INTERACTIVE))
+    register(JobKind(WARM, "Warm a model", warm, lane=Lane.INTERACTIVE))
 
 
 def _load(job: RunningJob) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from django.urls import path, reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
-from procrastinate.contrib.django.models import ProcrastinateJob
 
 from jobs import services
 from jobs.errors import JobStateError, UnknownKindError
@@ -130,9 +129,6 @@ def _live(job: Job, part: str, content: SafeString) -> SafeString:
     return format_html(html, job.pk, part, "1", job.pk, content)
 
 
-admin.site.unregister(ProcrastinateJob)  # hide procrastinate's deliveries; users look for our jobs
-
-
 @admin.register(Job)
 class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at run time
     """Admin of jobs: read-only except cancel and retry. Users without "manage all jobs" see their own jobs."""
@@ -140,8 +136,8 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at ru
     empty_words = (
         "No jobs yet. Measuring an SAE, evaluating a version, replaying a request or uploading a batch starts one."
     )
-    list_display = ("title", "kind_text", "state_text", "progress", "owner", "created_at", "took")
-    list_filter = ("state", KindFilter, "created_at")
+    list_display = ("title", "kind_text", "lane", "state_text", "progress", "owner", "created_at", "took")
+    list_filter = ("state", "lane", KindFilter, "created_at")
     list_per_page = 50
     show_full_result_count = False
     list_select_related = ("owner",)
@@ -149,7 +145,7 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at ru
     ordering = ("-created_at",)
     actions = ("cancel_selected", "retry_selected")
     fieldsets = (
-        (None, {"fields": ("kind_text", "owner", "state_text", "progress", "failure")}),
+        (None, {"fields": ("kind_text", "lane", "owner", "state_text", "progress", "failure")}),
         ("Result", {"fields": ("result_text",)}),
         ("Log", {"fields": ("log",)}),
         ("Parameters", {"fields": ("params_text",), "classes": ("collapse",)}),

@@ -26,10 +26,14 @@ def start_job_worker() -> None:
     global _worker
     with _lock:
         if _worker is None and settings.MILLM_JOB_WORKERS:
-            from jobs.worker import JobWorker
+            from jobs.worker import JobWorker, Slots
 
             _worker = JobWorker(
-                num_workers=settings.MILLM_JOB_WORKERS,
+                slots=Slots(
+                    threads=settings.MILLM_JOB_WORKERS,
+                    coroutines=settings.MILLM_BACKGROUND_RESPONSES,
+                    max_share=settings.MILLM_JOB_MAX_SHARE,
+                ),
                 stall_s=settings.MILLM_JOB_STALL_SECONDS,
                 retention_days=settings.MILLM_JOB_RETENTION_DAYS,
             )

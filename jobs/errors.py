@@ -38,6 +38,10 @@ class JobInterrupted(RunStopped):
     """The process is stopping; the job returns to the queue with its checkpoint."""
 
 
+class JobYielded(JobInterrupted):
+    """The run has used up its turn, and others wait: the job returns to the queue with its checkpoint."""
+
+
 class JobPostponed(RunStopped):
     """The run can't continue before ``until``. The job is queued again and then starts from its checkpoint.
 

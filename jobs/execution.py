@@ -1,27 +1,28 @@
-"""One run of a job, from claiming its row to its end."""
+"""One run of a job, from claiming its row to its end: in a thread, or as a coroutine beside others."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import os
-import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
-from django.db import transaction
+from django.conf import settings
+from django.db import InterfaceError, OperationalError, transaction
 from django.db.models import F
-from django.db.models.functions import Coalesce, Now
+from django.db.models.functions import Now
 
 from audit.origin import Origin, acting
-from core.database import describe_database_error, is_database_error
+from core.database import describe_database_error, is_database_error, own_connection
 from core.text import clean_text
-from jobs.deliveries import deliver
-from jobs.errors import JobCancelled, JobError, JobInterrupted, JobLost, JobPostponed
+from jobs.claims import claim_job, must_share, wake_workers
+from jobs.errors import JobCancelled, JobError, JobInterrupted, JobLost, JobPostponed, RunStopped
 from jobs.kinds import find_kind
+from jobs.metrics import note_end
 from jobs.models import Job, check_storable
 from jobs.running_job import MAX_MESSAGE, RunningJob, retry_while_db_down
 
@@ -69,54 +70,164 @@ class RunningJobs:
 
 logger = logging.getLogger(__name__)
 MAX_ERROR = 4_000
+WATCH_S = 0.25  # between checks whether coroutines were cancelled
 
 
 def run_job(job_id: uuid.UUID, running: RunningJobs | None = None) -> None:
-    """Run the job in this thread if it is queued. An exception becomes the job's error."""
+    """Run the job in this thread if it is queued, whatever its lane. An exception becomes the job's error."""
     running = RunningJobs() if running is None else running
-    claim = uuid.uuid4()
     try:
-        row = retry_while_db_down(lambda: claim_job(job_id, claim), running.stopping)
+        row = retry_while_db_down(lambda: claim_job(job_id, uuid.uuid4()), running.stopping)
     except JobInterrupted:
         return
     if row is None:
         return
-    job = RunningJob(row.id, claim, row.params, row.owner_id, row.checkpoint, row.lines.count(), running.stopping)
+    if _is_async(row):
+        asyncio.run(CoroutineRuns(running).run(row))
+    else:
+        run_claimed(row, running)
+
+
+def run_claimed(row: Job, running: RunningJobs) -> None:
+    """Run a claimed job in this thread."""
+    job = _running_job(row, running)
     with running.entry(job):
-        _run(row.kind, job)
+        if running.stopping.is_set():
+            give_back(job)
+        else:
+            _run(row.kind, job)
 
 
-@transaction.atomic
-def claim_job(job_id: uuid.UUID, claim: uuid.UUID) -> Job | None:
-    """Claim the job and return its row; None if it is no longer queued, or not due."""
-    taken = Job.objects.due().filter(pk=job_id)
-    count = taken.update(
-        state=Job.State.RUNNING,
-        claim=claim,
-        worker=f"{socket.gethostname()[:150]}, process {os.getpid()}",
-        attempts=F("attempts") + 1,
-        started_at=Coalesce("started_at", Now()),
-        heartbeat_at=Now(),
-        not_before=None,
+class CoroutineRuns:
+    """Runs of jobs as coroutines of one event loop. One query at a time finds those that were cancelled or lost."""
+
+    def __init__(self, running: RunningJobs) -> None:
+        self._running = running
+        self._tasks: dict[uuid.UUID, tuple[RunningJob, asyncio.Task[Any]]] = {}
+        self._watch: asyncio.Task[None] | None = None
+
+    async def run(self, row: Job) -> None:
+        """Run a claimed job to its end."""
+        job = await _in_thread(lambda: _running_job(row, self._running))
+        with self._running.entry(job), acting(job_origin(row.kind, job)):
+            end: dict[str, Any] | BaseException
+            try:
+                end = await self._watched(row.kind, job)
+            except (Exception, SystemExit, RunStopped) as error:  # noqa: BLE001 - an error is the end of its job only
+                end = error
+            await _in_thread(lambda: _conclude(job, end))
+
+    async def close(self) -> None:
+        """Wait until all runs have ended. Set ``stopping`` first."""
+        while self._tasks:
+            await asyncio.wait([task for _, task in self._tasks.values()])
+            await asyncio.sleep(0)
+
+    async def _watched(self, kind: str, job: RunningJob) -> dict[str, Any]:
+        """Return the result of the run. Raise what ends it from outside."""
+        run = cast("Callable[[RunningJob], Awaitable[dict[str, Any] | None]]", find_kind(kind).load_run())
+        task = asyncio.ensure_future(run(job))
+        self._tasks[job.claim] = (job, task)
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.create_task(self._watch_all())
+        try:
+            return await task or {}
+        except asyncio.CancelledError:
+            if job.lost.is_set():
+                raise JobLost from None
+            if job.cancelled.is_set():
+                raise JobCancelled from None
+            if job.stopping.is_set():
+                raise JobInterrupted from None
+            raise
+        finally:
+            del self._tasks[job.claim]
+
+    async def _watch_all(self) -> None:
+        """Cancel the tasks whose jobs have to end, until no task runs."""
+        while self._tasks:
+            await asyncio.sleep(WATCH_S)
+            if not self._running.stopping.is_set():
+                await self._note_cancelled()
+            for job, task in list(self._tasks.values()):
+                if (job.is_stopped or job.cancelled.is_set()) and not task.cancelling():  # once: it may clean up
+                    task.cancel()
+
+    async def _note_cancelled(self) -> None:
+        jobs = {job.claim: job for job, _ in self._tasks.values()}
+        rows = Job.objects.filter(claim__in=jobs, state=Job.State.RUNNING).values_list("claim", "cancel_requested")
+        try:
+            found: dict[uuid.UUID | None, bool] = dict(await _in_thread(lambda: list(rows)))
+        except (OperationalError, InterfaceError) as error:
+            logger.warning("Cancellations could not be read (%s). Trying again.", error)
+            return
+        for claim, job in jobs.items():
+            if claim not in found:
+                job.lost.set()
+            elif found[claim]:
+                job.cancelled.set()
+
+
+async def _in_thread(work: Callable[[], Any]) -> Any:
+    def with_own_connection() -> Any:
+        with own_connection():
+            return work()
+
+    return await asyncio.to_thread(with_own_connection)
+
+
+def _is_async(row: Job) -> bool:
+    try:
+        return find_kind(row.kind).is_async
+    except JobError:  # the run will fail with it
+        return False
+
+
+def _running_job(row: Job, running: RunningJobs) -> RunningJob:
+    assert row.claim is not None, "the row was just claimed"
+    return RunningJob(
+        row.id,
+        row.claim,
+        row.params,
+        row.owner_id,
+        row.checkpoint,
+        retry_while_db_down(row.lines.count, running.stopping),
+        running.stopping,
+        lane=row.lane,
+        turn_s=settings.MILLM_JOB_TURN_SECONDS,
+        must_share=lambda: must_share(row.lane, row.account),
     )
-    return Job.objects.claimed(claim).get() if count else None
 
 
 def _run(kind: str, job: RunningJob) -> None:
+    end: dict[str, Any] | BaseException
     try:
         with acting(job_origin(kind, job)):
-            result = find_kind(kind).load_run()(job)
-        _end(job, Job.State.SUCCEEDED, result=check_storable(result or {}, "result"), message="", done=F("total"))
-    except JobCancelled:
+            end = cast("dict[str, Any]", find_kind(kind).load_run()(job) or {})
+    except (Exception, SystemExit, RunStopped) as error:  # noqa: BLE001 - what a run raises is its job's end, not its thread's
+        end = error
+    _conclude(job, end)
+
+
+def _conclude(job: RunningJob, end: dict[str, Any] | BaseException) -> None:
+    """Write the end of a run: its result, or what it raised."""
+    if not isinstance(end, BaseException):
+        try:
+            result = check_storable(end, "result")
+        except JobError as error:
+            _fail(job, error)
+            return
+        _end(job, Job.State.SUCCEEDED, result=result, message="", done=F("total"))
+    elif isinstance(end, JobCancelled):
         _end(job, Job.State.CANCELLED)
-    except JobInterrupted:
+    elif isinstance(end, JobPostponed):
+        give_back(job, end)
+    elif isinstance(end, JobInterrupted):
         give_back(job)
-    except JobPostponed as postponed:
-        give_back(job, postponed)
-    except JobLost:
+    elif isinstance(end, JobLost):
         logger.warning("The job %s stopped in this process: another process runs it, or it was deleted.", job.id)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a run raises is its job's end, not its thread's
-        _fail(job, error)
+    else:
+        _fail(job, end)
 
 
 def job_origin(kind: str, job: RunningJob) -> Origin:
@@ -149,7 +260,8 @@ def _end(job: RunningJob, state: Job.State, **values: Any) -> None:
     """Write the outcome, retrying while the database is down. A run that has lost its job writes nothing."""
     values |= {"state": state, "claim": None, "finished_at": Now()}
     try:
-        retry_while_db_down(lambda: Job.objects.claimed(job.claim).update(**values), job.stopping)
+        if retry_while_db_down(lambda: Job.objects.claimed(job.claim).update(**values), job.stopping):
+            note_end(job.lane, state)
     except JobInterrupted:
         logger.warning("The outcome of the job %s could not be written. The job will run again.", job.id)
 
@@ -171,7 +283,7 @@ def _queue_again(claim: uuid.UUID, postponed: JobPostponed | None) -> None:
     row.claim = row.heartbeat_at = None
     if postponed is None:
         row.save(update_fields=["state", "claim", "heartbeat_at"])
-        deliver(row)
-    else:  # the sweep will deliver the job when it is due
+        wake_workers(row.lane)
+    else:  # a worker finds the job when it is due
         row.not_before, row.message = postponed.until, clean_text(postponed.reason, MAX_MESSAGE)
         row.save(update_fields=["state", "claim", "heartbeat_at", "not_before", "message"])

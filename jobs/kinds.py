@@ -4,32 +4,38 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from jobs.errors import UnknownKindError
+from jobs.lanes import Lane
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from django.contrib.auth.models import User
     from django.utils.safestring import SafeString
 
     from jobs.running_job import RunningJob
 
-Run: TypeAlias = "Callable[[RunningJob], dict[str, Any] | None]"
+    Outcome: TypeAlias = dict[str, Any] | None
+
+Run: TypeAlias = "Callable[[RunningJob], Outcome | Awaitable[Outcome]]"
 Show: TypeAlias = "Callable[[Mapping[str, Any]], SafeString]"
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
 @dataclass(frozen=True, slots=True)
 class JobKind:
-    """A kind of job: its name in the database, its title and its functions.
+    """A kind of job: its name in the database, its title, its lane and its functions.
 
     ``run`` and ``show`` are functions, or names of functions ("dotted.module:function") that are imported on first use;
     prefer a name if the import is slow. Register kinds in ``AppConfig.ready()``.
 
-    ``run`` is called in a separate thread, and may be called again with its last checkpoint after a crash. ``show``
-    renders a result on the job's page; without it, the page shows the JSON. With ``result_permission``, only users with
-    that permission see results and log lines.
+    ``run`` is called in a separate thread, and may be called again with its last checkpoint after a crash. With
+    ``is_async`` it is a coroutine function: its jobs share the worker's event loop, and its methods that use the
+    database must be called in threads. ``show`` renders a result on the job's page; without it, the page shows the
+    JSON. With ``result_permission``, only users with that permission see results and log lines.
     """
 
     name: str
@@ -37,6 +43,8 @@ class JobKind:
     run: Run | str
     result_permission: str = ""
     show: Show | str | None = None
+    lane: Lane = field(kw_only=True)
+    is_async: bool = field(default=False, kw_only=True)
 
     def load_run(self) -> Run:
         """Return the function that runs a job; import it if necessary."""
@@ -90,3 +98,8 @@ def may_see_result(kind_name: str, user: User) -> bool:
 def known_kinds() -> list[JobKind]:
     """Return all kinds by name."""
     return sorted(_kinds.values(), key=lambda kind: kind.name)
+
+
+def async_kinds() -> list[str]:
+    """Return the names of the kinds whose jobs are coroutines."""
+    return [kind.name for kind in known_kinds() if kind.is_async]

@@ -12,6 +12,9 @@ from django.db.models.functions import Now
 
 from core.text import is_storable
 from jobs.errors import NotStorableError
+from jobs.lanes import Lane
+
+MAX_ACCOUNT = 40
 
 
 class JobQuerySet(models.QuerySet["Job"]):
@@ -44,9 +47,20 @@ class Job(models.Model):
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     kind = models.CharField(max_length=100)
+    lane = models.CharField(
+        max_length=20, choices=Lane, db_default=Lane.BULK.value, help_text="Lanes have workers of their own."
+    )
     title = models.CharField(max_length=300)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL)
-    priority = models.SmallIntegerField(default=0, help_text="Jobs with a higher priority start first.")
+    account = models.CharField(
+        max_length=MAX_ACCOUNT,
+        blank=True,
+        db_default="",
+        help_text="Whose turn in the lane the job uses: a user or an API key; empty: the server itself.",
+    )
+    priority = models.SmallIntegerField(
+        default=0, help_text="Of an owner's jobs in a lane, those with a higher priority start first."
+    )
     params = models.JSONField(default=dict)
 
     state = models.CharField(max_length=20, choices=State, default=State.QUEUED)
@@ -65,6 +79,7 @@ class Job(models.Model):
     worker = models.CharField(max_length=200, blank=True, help_text="The process that last ran it.")
     created_at = models.DateTimeField(db_default=Now())
     started_at = models.DateTimeField(null=True)
+    claimed_at = models.DateTimeField(null=True, editable=False, help_text="The newest start.")
     finished_at = models.DateTimeField(null=True)
     heartbeat_at = models.DateTimeField(null=True)
 
@@ -76,6 +91,8 @@ class Job(models.Model):
         indexes = (
             models.Index(fields=("state", "heartbeat_at"), name="job_state_heartbeat"),
             models.Index(fields=("-created_at",), name="job_newest_first"),
+            models.Index(fields=("lane", "state", "account"), name="job_lane_queue"),
+            models.Index(fields=("lane", "account", "-claimed_at"), name="job_lane_turns"),
         )
         constraints = (
             models.CheckConstraint(

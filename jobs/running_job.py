@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +15,7 @@ from django.db import InterfaceError, OperationalError, close_old_connections, c
 from django.db.models.functions import Now
 
 from core.text import clean_text
-from jobs.errors import JobCancelled, JobInterrupted, JobLost
+from jobs.errors import JobCancelled, JobInterrupted, JobLost, JobYielded
 from jobs.models import Job, JobLine, JobQuerySet, check_storable
 
 logger = logging.getLogger(__name__)
@@ -66,17 +68,44 @@ class RunningJob:
     num_lines: int = 0
     stopping: threading.Event = field(default_factory=threading.Event)  # the process is stopping
     lost: threading.Event = field(default_factory=threading.Event)  # set by the heartbeat
+    cancelled: threading.Event = field(default_factory=threading.Event)  # of a coroutine; set by its watch
+    lane: str = ""
+    turn_s: float = math.inf
+    must_share: Callable[[], bool] = field(default=lambda: False)  # whether others wait for their share of the lane
+    turn_began_at: float | None = None  # after the preparations of the run
 
     def progress(self, done: int, total: int, message: str = "") -> None:
         """Report that ``done`` of ``total`` items are done. ``message`` describes the next step."""
         self._write(done=max(done, 0), total=max(total, 0), message=clean_text(message, MAX_MESSAGE))
         self.check_cancelled()
 
-    def save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store the state from which the job resumes after a crash."""
+    def save_checkpoint(self, checkpoint: dict[str, Any], *, ends_turn: bool = True) -> None:
+        """Store the state from which the job resumes after a crash.
+
+        Then end the turn, as :meth:`end_turn` does; without ``ends_turn``, the run calls that itself.
+        """
         self._write(checkpoint=check_storable(checkpoint, "checkpoint"))
         self.checkpoint = checkpoint
         self.check_cancelled()
+        if ends_turn:
+            self.end_turn()
+
+    def end_turn(self) -> None:
+        """Return the job to the queue if its turn is over. Call it where a repeated run would continue from."""
+        if self.is_turn_over():
+            raise JobYielded
+
+    def is_turn_over(self) -> bool:
+        """Return whether the run took longer than a turn while jobs of others wait for their share of the lane.
+
+        The turn begins with the first call, so preparations that each run repeats do not use it up.
+        """
+        now = time.monotonic()
+        if self.turn_began_at is None:
+            self.turn_began_at = now
+        if now - self.turn_began_at < self.turn_s:
+            return False
+        return retry_while_db_down(self.must_share, self.stopping)
 
     def log(self, line: str) -> None:
         """Add a line to the job's log, which holds up to 5,000 lines."""

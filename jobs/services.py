@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 from audit.models import AuditEvent
 from audit.record import record
 from core.text import clean_text
-from jobs.deliveries import deliver
+from jobs.claims import wake_workers
 from jobs.errors import JobStateError
 from jobs.kinds import find_kind
 from jobs.models import Job, check_storable
@@ -20,20 +20,38 @@ MAX_TITLE = 300
 MAX_PRIORITY = 1_000
 
 
+def account_of(owner_id: int | None, api_key_id: int | None = None) -> str:
+    """Return the account of a user, of an API key without an owner, or of requests without either."""
+    if owner_id is not None:
+        return f"user {owner_id}"
+    return "no key" if api_key_id is None else f"key {api_key_id}"
+
+
 @transaction.atomic
 def enqueue_job(
-    *, kind: str, params: dict[str, Any], owner: User | None = None, title: str = "", priority: int = 0
+    *,
+    kind: str,
+    params: dict[str, Any],
+    owner: User | None = None,
+    title: str = "",
+    priority: int = 0,
+    account: str | None = None,
 ) -> Job:
-    """Queue a job. It starts when the transaction is committed and a worker is free. Raise JobError if invalid."""
+    """Queue a job. It starts when the transaction is committed and a worker is free. Raise JobError if invalid.
+
+    ``account``: whose turn it uses (:func:`account_of`); by default the owner's, or the server's if there is none.
+    """
     found = find_kind(kind)
     job = Job.objects.create(
         kind=kind,
+        lane=found.lane,
+        account=account if account is not None else "" if owner is None else account_of(owner.pk),
         title=clean_text(title or found.title, MAX_TITLE),
         params=check_storable(params, "parameters"),
         owner=owner,
         priority=max(-MAX_PRIORITY, min(priority, MAX_PRIORITY)),
     )
-    deliver(job)
+    wake_workers(job.lane)
     return job
 
 
@@ -64,6 +82,6 @@ def retry_job(*, job: Job) -> Job:
     row.cancel_requested = False
     row.finished_at = row.heartbeat_at = row.not_before = None
     row.save()
-    deliver(row)
+    wake_workers(row.lane)
     record(AuditEvent.Action.RETRY, row)
     return row

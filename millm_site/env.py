@@ -440,8 +440,40 @@ class Environment(BaseSettings):
     )
     seed: int | None = Field(None, ge=0, lt=2**63, description="Seed of requests without one; empty: random.")
 
-    job_workers: int = Field(
-        2, ge=0, le=64, description="Background jobs that this process runs at once; 0: none, other processes run them."
+    job_workers: int | None = Field(
+        None,
+        ge=0,
+        le=64,
+        description="Number of jobs of each lane that this process runs at once, instead of the numbers below; 0: this "
+        "process runs no jobs and no background responses, other processes do. Empty: the numbers below.",
+    )
+    job_workers_interactive: int = Field(
+        3, ge=0, le=64, description="Short jobs that this process runs at once, such as replays and comparisons."
+    )
+    job_workers_bulk: int = Field(
+        3, ge=0, le=64, description="Long jobs that this process runs at once, such as batches, sweeps and training."
+    )
+    job_workers_system: int = Field(
+        2, ge=0, le=64, description="Jobs that clean up or index files that this process runs at once."
+    )
+    job_workers_media: int = Field(
+        1, ge=0, le=64, description="Batches of images and videos that this process runs at once."
+    )
+    background_responses: int = Field(
+        8, ge=0, le=1_024, description="Background responses that this process generates at once."
+    )
+    job_max_share: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        allow_inf_nan=False,
+        description="Share of a lane's jobs at once, and of the background responses at once, that one owner may use, "
+        "but at least one. Jobs of a key without an owner count for the key. 1: no limit.",
+    )
+    job_turn_seconds: Seconds = Field(
+        60.0,
+        description="Seconds after which a long job returns to the queue at its next checkpoint if jobs of other "
+        "owners wait in its lane. It continues when it is its owner's turn again.",
     )
     job_stall_seconds: Seconds = Field(
         30.0,
@@ -454,6 +486,14 @@ class Environment(BaseSettings):
     job_retention_days: int = Field(
         30, ge=1, le=36_500, description="Days for which finished jobs and their logs are kept."
     )
+
+    @property
+    def job_slots(self) -> dict[str, int]:
+        """Numbers of jobs at once by lane; empty if this process runs none."""
+        names = ("interactive", "bulk", "system", "media")
+        if self.job_workers is None:
+            return {name: getattr(self, f"job_workers_{name}") for name in names}
+        return dict.fromkeys(names, self.job_workers) if self.job_workers else {}
 
     @classmethod
     def settings_customise_sources(

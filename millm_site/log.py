@@ -76,9 +76,8 @@ def log_settings(level: str) -> dict[str, Any]:
         "loggers": {
             "django": {"handlers": [], "level": level, "propagate": True},
             "django.server": {"handlers": [], "level": level, "propagate": True},
-            # At INFO these log every socket, every pooled connection and every step of a job.
+            # At INFO these log every socket and every pooled connection.
             "psycopg.pool": {"level": "WARNING" if level == "INFO" else level},
-            "procrastinate": {"level": "WARNING" if level == "INFO" else level},
             "twisted": {"level": "WARNING" if level == "INFO" else level},
             "asyncio": {"level": "WARNING" if level == "INFO" else level},
         },

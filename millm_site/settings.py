@@ -81,7 +81,10 @@ MILLM_MAX_BATCH_SIZE = ENV.max_batch_size
 MILLM_MAX_WAITING_REQUESTS = ENV.max_waiting_requests
 MILLM_MAX_SEQ_LEN = ENV.max_seq_len
 MILLM_BATCH_INVARIANT = ENV.batch_invariant == "on"
-MILLM_JOB_WORKERS = ENV.job_workers
+MILLM_JOB_WORKERS = ENV.job_slots
+MILLM_BACKGROUND_RESPONSES = ENV.background_responses
+MILLM_JOB_MAX_SHARE = ENV.job_max_share
+MILLM_JOB_TURN_SECONDS = ENV.job_turn_seconds
 MILLM_JOB_STALL_SECONDS = ENV.job_stall_seconds
 MILLM_JOB_RETENTION_DAYS = ENV.job_retention_days
 MILLM_LOAD_RETENTION_DAYS = ENV.load_retention_days
@@ -108,7 +111,6 @@ INSTALLED_APPS = [
     "drf_spectacular",
     "drf_spectacular_sidecar",
     "corsheaders",
-    "procrastinate.contrib.django",
     "audit",
     "jobs",
     "inference",
@@ -210,8 +212,6 @@ STATIC_ROOT = MILLM_HOME / "static"
 MEDIA_ROOT = MILLM_HOME / "media"
 LOGGING = log_settings(ENV.log_level)
 LOGIN_URL = "admin:login"
-
-PROCRASTINATE_AUTODISCOVER_MODULE_NAME = ""  # jobs/deliveries.py creates its own apps
 
 REST_FRAMEWORK = {
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAdminUser"],

@@ -20,11 +20,13 @@ class OpenaiApiConfig(AppConfig):
         from django.db.models.signals import m2m_changed, post_delete, post_save, pre_delete
 
         from jobs.kinds import JobKind, register
+        from jobs.lanes import Lane
         from jobs.periodic import Periodic, register_periodic
-        from storage.batches import BATCH_KIND
+        from storage.batches import BATCH_KIND, MEDIA_BATCH_KIND
 
-        register(JobKind(BATCH_KIND, "Batch", "openai_api.endpoints.batch_job:run_batch"))
-        register(JobKind(PRUNE_KEPT, "Delete expired objects", "openai_api.retention:run_prune"))
+        register(JobKind(BATCH_KIND, "Batch", "openai_api.endpoints.batch_job:run_batch", lane=Lane.BULK))
+        register(JobKind(MEDIA_BATCH_KIND, "Media batch", "openai_api.endpoints.batch_job:run_batch", lane=Lane.MEDIA))
+        register(JobKind(PRUNE_KEPT, "Delete expired objects", "openai_api.retention:run_prune", lane=Lane.SYSTEM))
         register(
             JobKind(
                 REPLAY,
@@ -32,9 +34,12 @@ class OpenaiApiConfig(AppConfig):
                 run="openai_api.request_log.replay:run_replay",
                 result_permission="openai_api.view_prompt_text",
                 show="openai_api.request_log.replay_pages:replayed_html",
+                lane=Lane.INTERACTIVE,
             )
         )
-        register(JobKind(PRUNE, "Prune the request log", "openai_api.request_log.retention:run_prune"))
+        register(
+            JobKind(PRUNE, "Prune the request log", "openai_api.request_log.retention:run_prune", lane=Lane.SYSTEM)
+        )
         register_periodic(Periodic(PRUNE, timedelta(hours=1), "openai_api.request_log.retention:is_due"))
         register_periodic(Periodic(PRUNE_KEPT, timedelta(hours=1), "openai_api.retention:is_due"))
         user = get_user_model()

@@ -11,6 +11,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from jobs.kinds import JobKind, register
+from jobs.lanes import Lane
 from jobs.periodic import Periodic, register_periodic
 
 PRUNE_UPLOADS = "steering.prune_uploads"
@@ -19,48 +20,101 @@ _UNLABELLED = (("failed", "requests failed"), ("edited", "labelled by somebody m
 
 def register_kinds() -> None:
     register(
-        JobKind("steering.health", "Measure an SAE", "steering.sae_registry.jobs:run_health", show=_show_measurement)
+        JobKind(
+            "steering.health",
+            "Measure an SAE",
+            "steering.sae_registry.jobs:run_health",
+            show=_show_measurement,
+            lane=Lane.BULK,
+        )
     )
     register(
         JobKind(
-            "steering.effects", "Measure effects of features", "steering.effects.job:run_effects", show=_show_effects
+            "steering.effects",
+            "Measure effects of features",
+            "steering.effects.job:run_effects",
+            show=_show_effects,
+            lane=Lane.BULK,
         )
     )
-    register(JobKind("steering.add_sae", "Add an SAE", "steering.sae_registry.jobs:run_add_sae"))
-    register(JobKind(PRUNE_UPLOADS, "Delete unused uploads", "steering.sae_registry.uploads:run_prune_uploads"))
+    register(JobKind("steering.add_sae", "Add an SAE", "steering.sae_registry.jobs:run_add_sae", lane=Lane.BULK))
+    register(
+        JobKind(
+            PRUNE_UPLOADS, "Delete unused uploads", "steering.sae_registry.uploads:run_prune_uploads", lane=Lane.SYSTEM
+        )
+    )
     register_periodic(
         Periodic(PRUNE_UPLOADS, timedelta(hours=1), "steering.sae_registry.uploads:has_abandoned_uploads")
     )
     register(
         JobKind(
-            "steering.train_sae", "Train an SAE", "steering.training.services:run_train_sae", show=_show_measurement
+            "steering.train_sae",
+            "Train an SAE",
+            "steering.training.services:run_train_sae",
+            show=_show_measurement,
+            lane=Lane.BULK,
         )
     )
     register(
         JobKind(
-            "steering.interpret", "Label features", "steering.interpretation.job:run_interpretation", show=_show_labels
+            "steering.interpret",
+            "Label features",
+            "steering.interpretation.job:run_interpretation",
+            show=_show_labels,
+            lane=Lane.BULK,
         )
     )
-    register(JobKind("steering.embed_labels", "Embed labels", "steering.features.semantic_search:run_embed_labels"))
     register(
-        JobKind("steering.extract", "Extract vectors from prompt pairs", "steering.vectors.extraction:run_extraction")
+        JobKind(
+            "steering.embed_labels",
+            "Embed labels",
+            "steering.features.semantic_search:run_embed_labels",
+            lane=Lane.SYSTEM,
+        )
     )
-    register(JobKind("steering.sweep", "Strength sweep", "steering.evaluation.sweep:run_sweep", show=_show_evaluation))
+    register(
+        JobKind(
+            "steering.extract",
+            "Extract vectors from prompt pairs",
+            "steering.vectors.extraction:run_extraction",
+            lane=Lane.INTERACTIVE,
+        )
+    )
+    register(
+        JobKind(
+            "steering.sweep",
+            "Strength sweep",
+            "steering.evaluation.sweep:run_sweep",
+            show=_show_evaluation,
+            lane=Lane.BULK,
+        )
+    )
     register(
         JobKind(
             "steering.calibrate",
             "Calibration",
             "steering.evaluation.calibration:run_calibration",
             show=_show_evaluation,
+            lane=Lane.BULK,
         )
     )
     register(
         JobKind(
-            "steering.compare", "Comparison", "steering.evaluation.comparison:run_comparison", show=_show_evaluation
+            "steering.compare",
+            "Comparison",
+            "steering.evaluation.comparison:run_comparison",
+            show=_show_evaluation,
+            lane=Lane.INTERACTIVE,
         )
     )
     register(
-        JobKind("steering.headline", "Headline KL", "steering.evaluation.headline:run_headline", show=_show_headline)
+        JobKind(
+            "steering.headline",
+            "Headline KL",
+            "steering.evaluation.headline:run_headline",
+            show=_show_headline,
+            lane=Lane.INTERACTIVE,
+        )
     )
 
 

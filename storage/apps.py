@@ -9,8 +9,14 @@ class StorageConfig(AppConfig):
 
     def ready(self) -> None:
         from jobs.kinds import JobKind, register
+        from jobs.lanes import Lane
         from storage.vector_stores import INGESTION_KIND
 
         register(
-            JobKind(name=INGESTION_KIND, title="Add files to a vector store", run="storage.ingestion:run_ingestion")
+            JobKind(
+                name=INGESTION_KIND,
+                title="Add files to a vector store",
+                run="storage.ingestion:run_ingestion",
+                lane=Lane.SYSTEM,
+            )
         )

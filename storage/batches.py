@@ -12,7 +12,7 @@ from django.db import transaction
 
 from core.ids import MAX_LENGTH
 from jobs.models import Job
-from jobs.services import cancel_job, enqueue_job
+from jobs.services import account_of, cancel_job, enqueue_job
 from storage.batch_lines import LineError, Validation
 from storage.batch_results import BatchResults, Checkpoint
 from storage.errors import StorageConflictError, StorageError, not_found
@@ -21,6 +21,8 @@ from storage.job_rows import find_job
 from storage.models import Batch, StoredFile
 
 BATCH_KIND = "openai_api.batch"
+MEDIA_BATCH_KIND = "openai_api.media_batch"
+MEDIA_ENDPOINTS = frozenset({"/v1/images/generations", "/v1/videos"})
 Status = Batch.Status
 JOB_PRIORITY = -100  # after all jobs that people wait for
 
@@ -54,7 +56,12 @@ def create_batch(
     owner = get_user_model().objects.filter(pk=owner_id).first() if owner_id is not None else None
     title = f"Batch of {file.filename}"
     job = enqueue_job(
-        kind=BATCH_KIND, params={"batch": batch.public_id}, owner=owner, title=title, priority=JOB_PRIORITY
+        kind=MEDIA_BATCH_KIND if endpoint in MEDIA_ENDPOINTS else BATCH_KIND,
+        params={"batch": batch.public_id},
+        owner=owner,
+        title=title,
+        priority=JOB_PRIORITY,
+        account=account_of(owner_id, api_key_id),
     )
     batch.job_id = job.id
     batch.save()

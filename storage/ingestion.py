@@ -39,6 +39,7 @@ def run_ingestion(job: RunningJob) -> dict[str, Any]:
     try:
         for number, key in enumerate(keys):
             job.progress(number, len(keys))
+            job.end_turn()
             row = _files(job.id).filter(pk=key).select_related("file", "store").first()
             if row is not None:
                 _ingest_file(job, row)
@@ -88,6 +89,7 @@ class FileIngestion:
             done = self._num_stored(pieces)
             for start, group in groups(pieces, done):
                 self.job.check_cancelled()
+                self.job.end_turn()
                 self._store(start, group, runner.run(self._vectors(model, group)))
         self._complete(pieces)
 

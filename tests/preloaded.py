@@ -26,7 +26,7 @@ PACKAGES = (
     "psycopg", "psycopg_pool", "django.core.management", "transformers.modeling_utils", "transformers.generation",
     "transformers.models.llama.modeling_llama", "transformers.models.auto.modeling_auto", "tokenizers", "llguidance",
     "daphne.http_protocol", "twisted.internet.asyncioreactor", "autobahn.twisted.websocket", "jinja2.sandbox",
-    "PIL.Image", "procrastinate", "croniter", "prometheus_client", "pydantic_settings", "httpx2", "yaml",
+    "PIL.Image", "prometheus_client", "pydantic_settings", "httpx2", "yaml",
     "django.db.models", "django.db.migrations.executor", "django.db.backends.postgresql.base",
     "django.contrib.postgres.search", "django.contrib.postgres.indexes", "django.forms", "django.template.loader",
     "django.template.defaulttags", "django.template.backends.django", "django.urls", "django.views.generic",
@@ -34,7 +34,7 @@ PACKAGES = (
     "django.core.servers.basehttp", "django.middleware.csrf", "django.middleware.common",
     "django.contrib.messages.middleware", "django.contrib.admin.utils", "django.core.management.commands.migrate",
     "django.core.serializers.json", "django.core.mail", "django.db.models.sql.compiler", "corsheaders.middleware",
-    "pgvector.django", "sqlparse", "django_stubs_ext.patch", "procrastinate.contrib.django",
+    "pgvector.django", "sqlparse", "django_stubs_ext.patch",
     "xml.etree.ElementTree", "defusedxml.ElementTree", "django.contrib.staticfiles.finders",
     "whitenoise.middleware", "PIL.ImageOps",
 )  # fmt: skip

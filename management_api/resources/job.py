@@ -12,6 +12,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from jobs.kinds import may_see_result
+from jobs.lanes import Lane
 from jobs.models import Job
 from jobs.services import cancel_job, retry_job
 from management_api.serializers import ReadSerializer, described
@@ -27,7 +28,7 @@ class JobOut(ReadSerializer):
     class Meta:
         model = Job
         fields: tuple[str, ...] = (
-            *("id", "kind", "title", "owner", "state", "done", "total", "message", "error", "cancel_requested"),
+            *("id", "kind", "lane", "title", "owner", "state", "done", "total", "message", "error", "cancel_requested"),
             *("priority", "attempts", "crashes", "created_at", "started_at", "finished_at"),
         )
 
@@ -44,6 +45,7 @@ class JobDetail(JobOut):
 
 class JobFilters(Filters):
     state = serializers.ChoiceField(choices=Job.State.choices, required=False)
+    lane = serializers.ChoiceField(choices=Lane.choices, required=False)
     kind = serializers.CharField(max_length=100, required=False)
 
 

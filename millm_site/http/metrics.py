@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 
 from inference.client import Distribution, EngineDownError, EngineState, EngineStats, ModelStats, get_client
 from inference.metrics import REGISTRY
+from jobs.metrics import METRICS as JOB_METRICS
 from millm_site.http.failures import read_only
 from openai_api.http.client_address import is_loopback
 from openai_api.request_log import metrics as request_metrics
@@ -123,6 +124,8 @@ def _cumulated(distribution: Distribution) -> tuple[list[tuple[str, float]], flo
 
 
 REGISTRY.register(EngineCollector(lambda: get_client().stats()))
+for job_metric in JOB_METRICS:
+    REGISTRY.register(job_metric)
 ProcessCollector(registry=REGISTRY)
 PlatformCollector(registry=REGISTRY)
 GCCollector(registry=REGISTRY)

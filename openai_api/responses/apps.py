@@ -10,6 +10,15 @@ class ResponsesConfig(AppConfig):
 
     def ready(self) -> None:
         from jobs.kinds import JobKind, register
+        from jobs.lanes import Lane
         from openai_api.responses.background import KIND
 
-        register(JobKind(KIND, "Background response", "openai_api.responses.background_job:generate_response"))
+        register(
+            JobKind(
+                KIND,
+                "Background response",
+                "openai_api.responses.background_job:generate_response",
+                lane=Lane.INTERACTIVE,
+                is_async=True,
+            )
+        )

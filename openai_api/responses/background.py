@@ -17,7 +17,7 @@ from core.errors import MillmError
 from core.text import clean_json
 from jobs.errors import JobError
 from jobs.models import Job
-from jobs.services import cancel_job, enqueue_job
+from jobs.services import account_of, cancel_job, enqueue_job
 from openai_api.backend import get_backend
 from openai_api.database import in_database
 from openai_api.http.call import Call
@@ -51,7 +51,14 @@ def order_response(
     row = save_response(turn=turn, is_background=True, is_streamed=is_streamed, order=order)
     owner = User.objects.filter(pk=turn.owner_id).first() if turn.owner_id is not None else None
     title = f"Background response of {row.model}"
-    job = enqueue_job(kind=KIND, params={"response": row.pk}, owner=owner, title=title, priority=priority)
+    job = enqueue_job(
+        kind=KIND,
+        params={"response": row.pk},
+        owner=owner,
+        title=title,
+        priority=priority,
+        account=account_of(turn.owner_id, order["key"]),
+    )
     row.job_id = job.pk
     row.save(update_fields=("job_id",))
     _add(row, events)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from django.http import HttpRequest
 
 from core.errors import MillmError
-from jobs.errors import JobCancelled, JobInterrupted, JobLost
+from jobs.errors import JobInterrupted, RunStopped
 from jobs.running_job import RunningJob, retry_while_db_down
 from openai_api.backend import get_backend
 from openai_api.database import in_database_however_long
@@ -84,7 +85,7 @@ def ordered_search(order: Mapping[str, Any]) -> tuple[FileSearch | None, Searchi
 
 
 logger = logging.getLogger(__name__)
-TELL_S = 0.25  # between writes of new events and checks for cancellation
+TELL_S = 0.25  # between writes of new events
 MAX_PAUSE_S = 2.0  # between attempts to be admitted
 PASSING = frozenset({"rate_limit_exceeded", "server_is_overloaded", "model_not_ready"})  # errors that are worth a retry
 LIFECYCLE = ("response.created", "response.queued", "response.in_progress")  # events before any output
@@ -95,25 +96,25 @@ class ResponseEndedError(Exception):
     """The response was cancelled or deleted."""
 
 
-def generate_response(job: RunningJob) -> None:
-    row = StoredResponse.objects.filter(pk=job.params["response"]).first()
-    if row is None or not row.is_open:
+async def generate_response(job: RunningJob) -> None:
+    run = await in_database_however_long(lambda: retry_while_db_down(lambda: _open_run(job), job.stopping))
+    if run is None:
         return
-    run = BackgroundRun(job, row, last_number(row.pk))
     try:
-        asyncio.run(run.run())
+        await run.run()
     except ResponseEndedError:
-        job.check_cancelled()  # its job is cancelled too, unless it was deleted
-    except JobCancelled:
-        _cancel(row)
+        # Its job is cancelled too, unless it was deleted.
+        await in_database_however_long(job.check_cancelled)
+    except asyncio.CancelledError:
+        if job.cancelled.is_set():
+            await in_database_however_long(run.cancel)
         raise
 
 
-def _cancel(row: StoredResponse) -> None:
-    try:
-        cancel_background_response(response_id=row.pk, owner_id=row.owner_id)
-    except ResponseNotFoundError:
-        return  # just deleted
+def _open_run(job: RunningJob) -> BackgroundRun | None:
+    """Return the run of the job's response; None if the response has ended."""
+    row = StoredResponse.objects.filter(pk=job.params["response"]).first()
+    return BackgroundRun(job, row, last_number(row.pk)) if row is not None and row.is_open else None
 
 
 class BackgroundRun:
@@ -128,6 +129,11 @@ class BackgroundRun:
         self._search, searching, self._max_searches = ordered_search(row.order)
         self._writer = EventWriter(response_body(row), first_number=last + 1, searching=searching)
 
+    def cancel(self) -> None:
+        """End the response as cancelled."""
+        with suppress(ResponseNotFoundError):  # just deleted
+            cancel_background_response(response_id=self._row.pk, owner_id=self._row.owner_id)
+
     async def run(self) -> None:
         call = BackgroundCall(self._row.pk)
         try:
@@ -135,8 +141,8 @@ class BackgroundRun:
             await self._run(call)
         except MillmError as error:
             await self._fail(call, error)
-        except (ResponseEndedError, JobCancelled, JobInterrupted, JobLost) as end:
-            call.error_code = f"response_{'interrupted' if isinstance(end, JobInterrupted) else 'cancelled'}"
+        except (ResponseEndedError, RunStopped, asyncio.CancelledError):
+            call.error_code = f"response_{'interrupted' if self._job.stopping.is_set() else 'cancelled'}"
             raise
         except Exception:
             logger.exception("The background response %s failed.", self._row.pk)
@@ -177,18 +183,18 @@ class BackgroundRun:
     async def _pause(self, call: BackgroundCall, wait_s: float) -> None:
         if asyncio.get_running_loop().time() >= call.deadline:
             raise timed_out(call.timeout_s, call.timeout_setting)
-        await self._insist(lambda: self._tell(()))
         await asyncio.sleep(min(wait_s, MAX_PAUSE_S))
 
     async def _generate(self, generation: ToolLoop) -> None:
+        """Generate, and store events now and then if they may be streamed."""
         loop, events = asyncio.get_running_loop(), list[Event]()
         told_at = loop.time()
         async for event in generated(generation, self._writer, TELL_S):
-            if event is not None:
+            if event is not None and self._row.is_streamed:
                 events.append(event)
-            if loop.time() - told_at >= TELL_S:
+            if events and loop.time() - told_at >= TELL_S:
                 told, events = events, []
-                await self._insist(lambda: self._tell(told))  # noqa: B023 - awaited at once
+                await self._insist(lambda: tell_events(response_id=self._row.pk, events=told))  # noqa: B023 - awaited at once
                 told_at = loop.time()
         await self._end(events)
 
@@ -205,10 +211,6 @@ class BackgroundRun:
         turn = Turn(self._writer.body, self._input, self._row.owner_id)
         last = [*events, self._writer.ended()] if self._row.is_streamed else []
         await self._insist(lambda: end_response(turn=turn, events=last))
-
-    def _tell(self, events: Sequence[Event]) -> bool:
-        self._job.check_cancelled()
-        return tell_events(response_id=self._row.pk, events=events)
 
     async def _insist(self, write: Callable[[], bool]) -> None:
         """Retry the write until the database is back. Raises ResponseEndedError if the response has ended."""

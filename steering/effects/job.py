@@ -87,6 +87,7 @@ def run_effects(job: RunningJob) -> dict[str, Any]:
             lens = open_lens(sae, probe.model.vocab_size, job.log)
             for first in range(0, len(todo), AT_ONCE):
                 job.progress(num_done, total, "Measuring features")
+                job.end_turn()
                 rows = list(sae.features.filter(index__in=todo[first : first + AT_ONCE]).order_by("index"))
                 for row in rows:
                     row.sae = sae

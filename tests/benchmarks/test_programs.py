@@ -198,7 +198,6 @@ NOT_ON_A_BARE_MACHINE = (
     "django",
     "llguidance",
     "matplotlib",
-    "procrastinate",
     "prometheus_client",
     "psutil",
     "psycopg",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from jobs.kinds import JobKind, Run, register, unregister
+from jobs.lanes import Lane
 
 AddKind = Callable[[Run], str]
 
@@ -18,7 +19,7 @@ def add_kind() -> Iterator[AddKind]:
 
     def add(run: Run) -> str:
         names.append(f"test.{len(names)}")
-        register(JobKind(names[-1], f"Test {len(names)}", run))
+        register(JobKind(names[-1], f"Test {len(names)}", run, lane=Lane.BULK))
         return names[-1]
 
     yield add

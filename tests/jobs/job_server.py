@@ -21,8 +21,9 @@ def main() -> None:
     os.environ["DJANGO_SETTINGS_MODULE"] = "millm_site.settings"
     django.setup()
     from jobs.kinds import JobKind, register
+    from jobs.lanes import Lane
 
-    register(JobKind(KIND, "Count", count))
+    register(JobKind(KIND, "Count", count, lane=Lane.BULK))
     if sys.argv[1] == "enqueue":
         enqueue(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
     else:

@@ -16,6 +16,7 @@ from django.utils.html import format_html
 
 from audit.models import AuditEvent
 from jobs.kinds import JobKind, register, unregister
+from jobs.lanes import Lane
 from jobs.models import Job, JobLine
 from jobs.services import enqueue_job
 from tests.jobs.conftest import AddKind
@@ -166,16 +167,16 @@ def test_searches_with_strange_words_are_no_errors(admin: Client, kind: str, que
     assert admin.get(f"{LIST}?{query}").status_code in (200, 302)
 
 
-def test_deliveries_have_no_pages_of_their_own(admin: Client) -> None:
-    assert "procrastinate" not in admin.get("/admin/").content.decode().lower()
-
-
 def test_commands_list_cancel_and_retry(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     job = enqueue_job(kind=kind, params={}, title="Of a command")
     Job.objects.update(done=1, total=4, message="at one")
     call_command("jobs")
     assert f'{job.pk} queued 1/4 test.0 "Of a command": at one' in capsys.readouterr().out
     call_command("jobs", "--state", "failed")
+    assert capsys.readouterr().out == ""
+    call_command("jobs", "--lane", "bulk")
+    assert str(job.pk) in capsys.readouterr().out
+    call_command("jobs", "--lane", "media")
     assert capsys.readouterr().out == ""
     call_command("cancel_job", str(job.pk))
     assert "Cancelling " in capsys.readouterr().out
@@ -198,6 +199,17 @@ def test_jobs_are_filtered_by_their_kind_in_words(admin: Client, kind: str, add_
     assert "the second" in text
     assert "the first" not in text
     assert admin.get(f"{LIST}?kind={EVIL}").status_code == 200
+
+
+def test_jobs_show_their_lane_and_are_filtered_by_it(admin: Client, kind: str) -> None:
+    job = enqueue_job(kind=kind, params={}, title="the long one")
+    Job.objects.create(kind=kind, lane="interactive", title="the short one")
+    text = admin.get(f"{LIST}?lane__exact=bulk").content.decode()
+    assert "the long one" in text
+    assert "the short one" not in text
+    assert 'class="field-lane">Bulk<' in text
+    assert "Bulk" in admin.get(f"{LIST}{job.pk}/change/").content.decode()
+    assert admin.get(f"{LIST}?lane__exact={EVIL}").status_code in (200, 302)
 
 
 def test_the_list_takes_the_same_queries_for_few_jobs_and_for_many(admin: Client, kind: str) -> None:
@@ -228,7 +240,15 @@ def test_who_cancelled_and_who_ran_it_again_is_in_the_trail(admin: Client, kind:
     [("succeeded", {"text": "<b>"}, True), ("succeeded", {}, False), ("failed", {"text": "<b>"}, False)],
 )
 def test_a_kind_tells_its_results_to_people(admin: Client, state: str, result: dict[str, str], is_told: bool) -> None:
-    register(JobKind("test.told", "Told", lambda job: None, show=lambda found: format_html("<i>{}</i>", found["text"])))
+    register(
+        JobKind(
+            "test.told",
+            "Told",
+            lambda job: None,
+            lane=Lane.BULK,
+            show=lambda found: format_html("<i>{}</i>", found["text"]),
+        )
+    )
     try:
         text = admin.get(page(Job.objects.create(kind="test.told", title="Told", state=state, result=result)))
     finally:

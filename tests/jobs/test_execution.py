@@ -12,8 +12,9 @@ import pytest
 from django.contrib.auth.models import User
 from django.db import connection
 
+from jobs.claims import claim_job
 from jobs.errors import JobLost
-from jobs.execution import RunningJobs, claim_job, run_job
+from jobs.execution import RunningJobs, run_job
 from jobs.kinds import unregister
 from jobs.models import Job, JobLine
 from jobs.running_job import MAX_LINES, RunningJob

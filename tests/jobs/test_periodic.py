@@ -13,6 +13,7 @@ from django.test import Client
 from django.utils import timezone
 
 from jobs.kinds import JobKind, register, unregister
+from jobs.lanes import Lane
 from jobs.models import Job, JobLine
 from jobs.periodic import _LOCK, Periodic, enqueue_due, register_periodic, unregister_periodic
 
@@ -34,7 +35,7 @@ class Question:
 @pytest.fixture
 def question() -> Iterator[Question]:
     made = Question()
-    register(JobKind("test.often", "Often", lambda job: None))
+    register(JobKind("test.often", "Often", lambda job: None, lane=Lane.SYSTEM))
     register_periodic(Periodic("test.often", timedelta(hours=1), made))
     yield made
     unregister_periodic("test.often")
@@ -75,7 +76,7 @@ def test_one_that_has_not_ended_is_enough(question: Question):
 def test_a_question_that_fails_keeps_back_no_other(question: Question):
     other = Question()
     question.answer = ValueError("no")
-    register(JobKind("test.other", "Other", lambda job: None))
+    register(JobKind("test.other", "Other", lambda job: None, lane=Lane.SYSTEM))
     register_periodic(Periodic("test.other", timedelta(hours=1), other))
     try:
         assert [job.kind for job in enqueue_due()] == ["test.other"]
@@ -99,7 +100,7 @@ def test_one_process_at_a_time_asks(question: Question):
 
 
 def test_results_are_shown_to_those_who_may_see_what_they_are_made_of(question: Question):
-    register(JobKind("test.secret", "Secret", lambda job: None, "openai_api.view_prompt_text"))
+    register(JobKind("test.secret", "Secret", lambda job: None, "openai_api.view_prompt_text", lane=Lane.BULK))
     try:
         owner = User.objects.create_user("owner", is_staff=True)
         owner.user_permissions.set(Permission.objects.filter(codename="view_job"))

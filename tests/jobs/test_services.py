@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
+import psycopg
 import pytest
 from django.contrib.auth.models import User
-from django.db import transaction
-from procrastinate.contrib.django.models import ProcrastinateJob
+from django.db import connection, transaction
 
 from core.text import clean_text
+from jobs.claims import CHANNEL
 from jobs.errors import JobStateError, NotStorableError, UnknownKindError
 from jobs.kinds import JobKind, find_kind, kind_title, register
+from jobs.lanes import Lane
 from jobs.models import MAX_BYTES, Job
 from jobs.services import cancel_job, enqueue_job, retry_job
 from tests.jobs.conftest import AddKind
@@ -19,16 +24,12 @@ from tests.jobs.conftest import AddKind
 pytestmark = pytest.mark.django_db
 
 
-def deliveries(job: Job) -> int:
-    return ProcrastinateJob.objects.filter(args={"job_id": str(job.pk)}, status="todo").count()
-
-
 @pytest.fixture
 def kind(add_kind: AddKind) -> str:
     return add_kind(lambda job: None)
 
 
-def test_a_queued_job_has_its_row_and_one_delivery(kind: str) -> None:
+def test_a_queued_job_has_its_row(kind: str) -> None:
     user = User.objects.create_user("rita")
     job = enqueue_job(kind=kind, params={"a": [1, None, "ü"]}, owner=user, priority=7)
     row = Job.objects.get()
@@ -40,16 +41,33 @@ def test_a_queued_job_has_its_row_and_one_delivery(kind: str) -> None:
         7,
     )
     assert (row.title, kind_title(row.kind), row.attempts, row.claim) == ("Test 1", "Test 1", 0, None)
-    assert deliveries(job) == 1
+    assert (row.lane, row.account) == ("bulk", f"user {user.pk}")
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_rolled_back_transaction_leaves_neither_row_nor_delivery(kind: str) -> None:
-    before = ProcrastinateJob.objects.count()
-    with transaction.atomic():
-        enqueue_job(kind=kind, params={})
-        transaction.set_rollback(True)
-    assert (Job.objects.count(), ProcrastinateJob.objects.count()) == (0, before)
+def test_workers_are_notified_at_the_commit_and_not_of_a_rollback(kind: str) -> None:
+    with listening() as listener:
+        with transaction.atomic():
+            enqueue_job(kind=kind, params={})
+            transaction.set_rollback(True)
+        assert not Job.objects.exists()
+        with transaction.atomic():
+            job = enqueue_job(kind=kind, params={})
+            assert not list(listener.notifies(timeout=0.2, stop_after=1))
+        (notification,) = listener.notifies(timeout=30, stop_after=1)
+        assert notification.payload == "bulk"
+        cancel_job(job=job)
+        retry_job(job=Job.objects.get())
+        (notification,) = listener.notifies(timeout=30, stop_after=1)
+        assert notification.payload == "bulk"
+
+
+@contextmanager
+def listening() -> Iterator[psycopg.Connection[Any]]:
+    params = connection.get_connection_params()
+    with psycopg.connect(**{**params, "autocommit": True}) as listener:
+        listener.execute(f"LISTEN {CHANNEL}")
+        yield listener
 
 
 def test_an_unknown_kind_is_refused_with_those_that_are_known(kind: str) -> None:
@@ -114,12 +132,11 @@ def test_an_ended_job_cannot_be_cancelled(kind: str, state: str) -> None:
 @pytest.mark.parametrize("state", ["failed", "cancelled"])
 def test_a_retry_forgets_the_failure_and_keeps_the_checkpoint(kind: str, state: str) -> None:
     job = enqueue_job(kind=kind, params={})
-    ProcrastinateJob.objects.filter(args={"job_id": str(job.pk)})._raw_delete("default")
     Job.objects.update(state=state, error="No.", crashes=2, cancel_requested=True, checkpoint={"next": 4})
     retry_job(job=job)
     job.refresh_from_db()
     assert (job.state, job.error, job.crashes, job.cancel_requested) == ("queued", "", 0, False)
-    assert (job.checkpoint, job.finished_at, deliveries(job)) == ({"next": 4}, None, 1)
+    assert (job.checkpoint, job.finished_at) == ({"next": 4}, None)
 
 
 @pytest.mark.parametrize("state", ["queued", "succeeded"])
@@ -130,13 +147,7 @@ def test_only_failed_and_cancelled_jobs_run_again(kind: str, state: str) -> None
         retry_job(job=job)
 
 
-def test_a_retry_of_a_job_that_was_cancelled_in_the_queue_is_delivered_once(kind: str) -> None:
-    job = enqueue_job(kind=kind, params={})
-    retry_job(job=cancel_job(job=job))
-    assert deliveries(job) == 1
-
-
 def test_kinds_have_one_meaning(kind: str) -> None:
     register(find_kind(kind))  # an app may be set up twice
     with pytest.raises(ValueError, match="Another kind"):
-        register(JobKind(kind, "Else", lambda job: None))
+        register(JobKind(kind, "Else", lambda job: None, lane=Lane.BULK))

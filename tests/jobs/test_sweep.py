@@ -1,4 +1,4 @@
-"""Jobs of dead processes run again, once per crash; lost deliveries are made again; old jobs are forgotten."""
+"""Jobs of dead processes run again, once per crash; postponed ones wait; old jobs are forgotten."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from datetime import timedelta
 import pytest
 from django.db.models.functions import Now
 from django.utils import timezone
-from procrastinate.contrib.django.models import ProcrastinateJob
 
-from jobs.deliveries import deliver_due
+from jobs.claims import claim_next
 from jobs.errors import JobPostponed
 from jobs.execution import RunningJobs, run_job
+from jobs.lanes import Lane
 from jobs.models import Job
 from jobs.running_job import RunningJob
 from jobs.services import enqueue_job
@@ -23,18 +23,13 @@ pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 
 def orphan(add_kind: AddKind, silent_s: float, **values: object) -> Job:
-    """A job whose process has said nothing for that long, and its delivery taken."""
+    """A job whose process has said nothing for that long."""
     job = enqueue_job(kind=add_kind(lambda job: None), params={})
-    ProcrastinateJob.objects.filter(args={"job_id": str(job.pk)})._raw_delete("default")
     heartbeat = Now() - timedelta(seconds=silent_s)
     Job.objects.filter(pk=job.pk).update(
         state="running", claim=uuid.uuid4(), worker="lost", heartbeat_at=heartbeat, **values
     )
     return job
-
-
-def delivered(job: Job) -> int:
-    return ProcrastinateJob.objects.filter(args={"job_id": str(job.pk)}, status="todo").count()
 
 
 def test_a_job_without_signs_of_life_runs_again_once_per_crash(add_kind: AddKind) -> None:
@@ -45,7 +40,6 @@ def test_a_job_without_signs_of_life_runs_again_once_per_crash(add_kind: AddKind
     job.refresh_from_db()
     alive.refresh_from_db()
     assert (job.state, job.claim, job.crashes, job.checkpoint) == ("queued", None, 1, {"next": 5})
-    assert delivered(job) == 1
     assert "lost" in job.lines.get().text
     assert (alive.state, alive.crashes) == ("running", 0)
 
@@ -54,7 +48,7 @@ def test_a_job_that_kills_its_process_each_time_is_stopped(add_kind: AddKind) ->
     job = orphan(add_kind, 31, crashes=MAX_CRASHES - 1)
     recover_stalled(30)
     job.refresh_from_db()
-    assert (job.state, job.claim, delivered(job)) == ("failed", None, 0)
+    assert (job.state, job.claim) == ("failed", None)
     assert "3 times" in job.error
     assert job.finished_at is not None
 
@@ -63,15 +57,7 @@ def test_an_orphan_that_was_cancelled_does_not_run_again(add_kind: AddKind) -> N
     job = orphan(add_kind, 31, cancel_requested=True)
     recover_stalled(30)
     job.refresh_from_db()
-    assert (job.state, job.claim, delivered(job)) == ("cancelled", None, 0)
-
-
-def test_a_queued_job_whose_delivery_is_lost_gets_a_new_one(add_kind: AddKind) -> None:
-    job = enqueue_job(kind=add_kind(lambda job: None), params={})
-    ProcrastinateJob.objects.filter(args={"job_id": str(job.pk)})._raw_delete("default")
-    deliver_due()
-    deliver_due()
-    assert delivered(job) == 1
+    assert (job.state, job.claim) == ("cancelled", None)
 
 
 def test_ended_jobs_are_forgotten_after_their_time(add_kind: AddKind) -> None:
@@ -108,7 +94,7 @@ def test_heartbeats_keep_jobs_alive_and_find_out_who_lost_theirs(add_kind: AddKi
     running.beat()  # nobody runs: nothing to say
 
 
-def test_a_postponed_job_is_delivered_when_it_is_due(add_kind: AddKind) -> None:
+def test_a_postponed_job_starts_when_it_is_due(add_kind: AddKind) -> None:
     until = timezone.now() + timedelta(hours=3)
 
     def run(job: RunningJob) -> None:
@@ -116,7 +102,6 @@ def test_a_postponed_job_is_delivered_when_it_is_due(add_kind: AddKind) -> None:
         raise JobPostponed(until, "Waits for tomorrow.")
 
     job = enqueue_job(kind=add_kind(run), params={})
-    ProcrastinateJob.objects.all()._raw_delete("default")
     run_job(job.pk)
     job.refresh_from_db()
     assert (job.state, job.not_before, job.message) == ("queued", until, "Waits for tomorrow.")
@@ -124,10 +109,11 @@ def test_a_postponed_job_is_delivered_when_it_is_due(add_kind: AddKind) -> None:
     run_job(job.pk)  # not yet
     sweep(stall_s=30, retention_days=1)
     job.refresh_from_db()
-    assert (job.attempts, delivered(job)) == (1, 0)
+    assert job.attempts == 1
+    assert claim_next(Lane.BULK, uuid.uuid4(), is_async=False) is None
     Job.objects.update(not_before=timezone.now())
-    deliver_due()
-    assert delivered(job) == 1
+    assert claim_next(Lane.BULK, uuid.uuid4(), is_async=False) == job
+    Job.objects.update(state="queued", claim=None, attempts=1)
     run_job(job.pk)
     job.refresh_from_db()
     assert (job.attempts, job.not_before) == (2, until)

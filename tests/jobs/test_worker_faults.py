@@ -32,6 +32,7 @@ class Site:
             "MILLM_PORT": "0",
             "MILLM_AUTH": "loopback",
             "MILLM_JOB_STALL_SECONDS": "2",
+            "MILLM_JOB_WORKERS_BULK": "2",
             "MILLM_DRAIN_SECONDS": "5",
         }
 

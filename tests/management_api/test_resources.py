@@ -500,6 +500,9 @@ class TestJobs:
         assert refusal(researcher_api.post(f"jobs/{job.pk}/cancel"))[:2] == (409, "job_state")
         assert researcher_api.post(f"jobs/{job.pk}/retry").json()["state"] == "queued"
         assert researcher_api.found("jobs", state="queued", kind="example.none")
+        assert [row["lane"] for row in researcher_api.found("jobs", lane="bulk")] == ["bulk"]
+        assert not researcher_api.found("jobs", lane="interactive")
+        assert refusal(researcher_api.get("jobs?lane=fast"))[:2] == (400, "invalid_value")
 
     def test_admins_see_all(self, researcher_api: Api, admin_api: Api):
         Job.objects.create(kind="example.none", title="Long", owner=researcher_api.user)

@@ -39,6 +39,7 @@ from django.test import Client
 from django.utils import timezone
 from jobs.apps import start_job_worker, stop_job_worker
 from jobs.kinds import JobKind, register
+from jobs.lanes import Lane
 from jobs.models import Job
 from jobs.services import enqueue_job
 from openai_api.request_log.entry import LogEntry
@@ -50,7 +51,7 @@ login = {"username": "a", "password": "correct horse battery staple"}
 assert Client(headers={"host": "localhost"}).post("/admin/login/", login).status_code == 302
 create_api_key(name="k", owner=user)
 LogStore().insert([LogEntry("req_a", timezone.now(), "/v1/models", None, status=200)])
-register(JobKind("test.count", "Count", lambda job: job.log("one") or {"n": 1}))
+register(JobKind("test.count", "Count", lambda job: job.log("one") or {"n": 1}, lane=Lane.BULK))
 job = enqueue_job(kind="test.count", params={})
 start_job_worker()
 deadline = time.monotonic() + 60

@@ -12,6 +12,7 @@ from django.conf import settings
 from pydantic import ValidationError
 
 from inference.engine.config import EngineConfig
+from jobs.lanes import Lane
 from millm_site import env as env_module
 from millm_site.apps import unknown_variables
 from millm_site.env import ENGINE_OPTIONS, PROJECT_DIR, Environment, explain
@@ -23,6 +24,7 @@ from tests.live import clean_environment
 NOT_EXPOSED = {"config", "debug", "log_level", "allowed_hosts", "secret_key", "database_url", "database_pool_size"} | (
     set(ENGINE_OPTIONS) - {"max_batch_size", "max_seq_len", "max_waiting_requests"}
 )
+NOT_EXPOSED |= {f"job_workers_{lane}" for lane in Lane}  # they are in MILLM_JOB_WORKERS
 
 
 def environment(**variables: object) -> Environment:
@@ -38,6 +40,19 @@ def problems(**variables: object) -> str:
 def test_every_variable_is_exposed_to_lower_layers() -> None:
     exposed = {name for name in Environment.model_fields if hasattr(settings, f"MILLM_{name.upper()}")}
     assert set(Environment.model_fields) - exposed == NOT_EXPOSED
+
+
+@pytest.mark.parametrize(
+    ("variables", "slots"),
+    [
+        ({}, {"interactive": 3, "bulk": 3, "system": 2, "media": 1}),
+        ({"job_workers_bulk": 7}, {"interactive": 3, "bulk": 7, "system": 2, "media": 1}),
+        ({"job_workers": 4, "job_workers_bulk": 7}, {"interactive": 4, "bulk": 4, "system": 4, "media": 4}),
+        ({"job_workers": 0, "job_workers_bulk": 7}, {}),
+    ],
+)
+def test_one_number_sets_the_workers_of_all_lanes(variables: dict[str, int], slots: dict[str, int]) -> None:
+    assert environment(**variables).job_slots == slots
 
 
 def test_every_variable_has_a_description() -> None:
@@ -56,6 +71,10 @@ def test_every_variable_has_a_description() -> None:
         ("log_content", "some", "hash"),
         ("trusted_proxies", "10.0.0.0/8,proxy", "proxy"),
         ("debug", "maybe", "boolean"),
+        ("job_workers", -1, "greater than or equal to 0"),
+        ("job_workers_bulk", 65, "less than or equal to 64"),
+        ("job_max_share", 0, "greater than 0"),
+        ("job_turn_seconds", "nan", "finite"),
         ("cors_origins", "https://a.example,b.example", "b.example"),
         ("cors_origins", "https://a.example/path", "is not an origin"),
     ],

@@ -27,6 +27,9 @@ class RecordedJob:
     def progress(self, done: int, total: int, message: str = "") -> None:
         self.told.append((done, total, message))
 
+    def end_turn(self) -> None:
+        """No job waits."""
+
     def log(self, line: str) -> None:
         self.lines.append(line)
 
