@@ -139,16 +139,18 @@ def finish_batch(*, batch: Batch, status: str, done: Checkpoint, errors: Sequenc
         row.enter(Status.FINALIZING)
         row.completed, row.failed, row.usage = done.completed, done.failed, dict(done.usage)
         row.errors = [asdict(error) for error in errors]
-        row.output_file = _keep(row, results, "output")
-        row.error_file = _keep(row, results, "errors")
+        row.output_file = _keep(row, results, done, "output")
+        row.error_file = _keep(row, results, done, "errors")
         row.enter(status)
         row.save()
         transaction.on_commit(results.drop)
     return row
 
 
-def _keep(batch: Batch, results: BatchResults, kind: str) -> str:
-    with results.writing(results.output if kind == "output" else results.errors) as writer:
+def _keep(batch: Batch, results: BatchResults, done: Checkpoint, kind: str) -> str:
+    is_output = kind == "output"
+    path, size = (results.output, done.output_bytes) if is_output else (results.errors, done.error_bytes)
+    with results.writing(path, size) as writer:
         if writer is None:
             return ""
         file = keep_file(

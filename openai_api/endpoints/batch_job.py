@@ -1,9 +1,9 @@
-"""The job of a batch: validate the input, run it group by group, store the results.
+"""The job of a batch: validate the input, run its lines in a window that slides over them, store the results.
 
-Each group ends with a checkpoint. After a crash, results up to the checkpoint are kept and the lines of the interrupted
-group run again. Only one run writes at a time: a run that lost the job's claim writes to files that are not read, and
-not to the database. When the key's daily quota is used up, the job is postponed to the next day; when this server's
-disk is full, for a minute, after which any worker may take it.
+Results are written as lines end, so after a crash only the lines that were in progress run again. Only one run writes
+at a time: a run that lost the job's claim writes to files that are not read, and not to the database. When the key's
+daily quota is used up, the job is postponed to the next day; when this server's disk is full, for a minute, after which
+any worker may take it; when its turn is over and batches of others wait, it returns to the queue.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from io import BytesIO
@@ -24,11 +25,14 @@ from django.http.response import HttpResponseBase
 from django.utils import timezone
 
 from core.ids import new_id
-from jobs.errors import JobCancelled, JobPostponed
-from jobs.running_job import RunningJob
+from core.runtime import Service, runtime
+from jobs.errors import JobCancelled, JobLost, JobPostponed, JobYielded
+from jobs.running_job import RunningJob, retry_while_db_down
 from openai_api.backend import get_backend
+from openai_api.database import in_database_however_long
 from openai_api.decisions.endpoint import create_decision
 from openai_api.endpoints.anthropic_messages import create_message
+from openai_api.endpoints.batch_window import MAX_LINES, BatchWindow, WindowShare, are_others_waiting
 from openai_api.endpoints.chat import create_chat_completion
 from openai_api.endpoints.completions import create_completion
 from openai_api.endpoints.embeddings import create_embeddings
@@ -94,7 +98,7 @@ async def answer_line(line: BatchLine, *, endpoint: str, key: KeyRecord | None) 
     body = json.loads(response.content)  # type: ignore[attr-defined]  # batches do not stream
     is_error = response.status_code >= 400
     answer = {"status_code": response.status_code, "request_id": call.id, "body": body}
-    return Result(line.number, line.end, record_of(line, response=answer), is_error, usage_of(body))
+    return Result(line.number, record_of(line, response=answer), is_error, usage_of(body))
 
 
 def record_of(line: BatchLine, *, response: Any = None, error: Any = None) -> dict[str, Any]:
@@ -105,13 +109,13 @@ def record_of(line: BatchLine, *, response: Any = None, error: Any = None) -> di
 def expired(line: BatchLine) -> Result:
     message = "This request could not be executed before the completion window expired."
     record = record_of(line, error={"code": "batch_expired", "message": message})
-    return Result(line.number, line.end, record, is_error=True)
+    return Result(line.number, record, is_error=True)
 
 
 async def until_quiet() -> None:
-    """Wait while interactive requests wait for the engine."""
+    """Wait while other requests wait for the engine."""
     client = get_backend().client()
-    while client.stats().waiting > 0:  # noqa: ASYNC110 - the engine has no event for it
+    while are_others_waiting(client.stats()):  # noqa: ASYNC110 - the engine has no event for it
         await asyncio.sleep(QUIET_POLL_S)
 
 
@@ -142,10 +146,14 @@ def usage_of(body: Any) -> dict[str, int]:
     }
 
 
-MAX_AT_ONCE = 8
-WAVE = 4  # times what runs at once
+POLL_S = 0.25  # between attempts to start lines
+SAVE_S = 1.0  # between checkpoints
+MAX_AHEAD = 10_000  # lines that may end before one that takes long
 WATCH_S = 1.0
 DISK_PAUSE = timedelta(minutes=1)
+BATCH_WINDOW = Service(
+    lambda: BatchWindow(lambda: get_backend().client().stats(), lambda: int(settings.MILLM_MAX_BATCH_SIZE))
+)
 
 
 class KeyGoneError(Exception):
@@ -204,15 +212,18 @@ class BatchRun:
                 self.batch = start_batch(batch=self.batch, validation=validation)
             if self.batch.has_ended:
                 return self.batch
-        with asyncio.Runner() as runner:
-            for wave in line_groups(self._lines(path), MAX_AT_ONCE * WAVE):
-                if timezone.now() >= self.batch.expires_at:
-                    return self._expire(itertools.chain(wave, self._lines(path, after=wave[-1])))
-                BlobStore.from_settings().check_room(0)  # before generating anything that could not be stored
-                answers = runner.run(self._answer(wave))
-                self._keep(wave, [answer for answer in answers if answer is not None])
-                if None in answers:
-                    self._postpone()
+        self.save()  # so that a run after a crash finds this run's results
+        with runtime.get(BATCH_WINDOW).entry() as share:
+            window = LineWindow(self, self._lines(path), share)
+            with asyncio.Runner() as runner:
+                runner.run(window.run())
+        self.save()
+        if window.is_expired:
+            return self._expire(self._lines(path))
+        if window.is_quota_used_up:
+            self._postpone()
+        if window.is_turn_over:
+            raise JobYielded
         return self.finish(Status.COMPLETED)
 
     def finish(self, status: str, errors: Sequence[LineError] = ()) -> Batch:
@@ -220,74 +231,21 @@ class BatchRun:
             self.job.hold()
             return finish_batch(batch=self.batch, status=status, done=self.done, errors=errors)
 
-    def _postpone(self) -> None:
-        """Postpone the job to the next day, when the key's quota resets, or to the batch's expiry."""
-        until = min(end_of_day(timezone.now()), self.batch.expires_at)
-        raise JobPostponed(
-            until, f"The key's daily quota is used up. The batch continues at {until:%Y-%m-%d %H:%M} UTC."
-        )
+    def add(self, result: Result) -> None:
+        """Write the result of a line. A run after a crash finds it, also if no checkpoint has been saved since."""
+        self.done = self.results.append(self.done, [result])
 
-    async def _answer(self, wave: Sequence[BatchLine]) -> list[Result | None]:
-        """Run all lines of a group, a few at once; None for lines that wait for the key's next day.
-
-        Raises what ends the run while the lines are in progress.
-        """
-        key, turns = await self._key(), asyncio.Semaphore(self._num_at_once())
-        is_used_up = False
-
-        async def one(line: BatchLine) -> Result | None:
-            nonlocal is_used_up
-            async with turns:
-                if is_used_up:
-                    return None
-                try:
-                    return await answer_line(line, endpoint=self.batch.endpoint, key=key)
-                except QuotaUsedUpError:
-                    is_used_up = True
-                    return None
-
-        answers = asyncio.gather(*(one(line) for line in wave))
-        watch = asyncio.ensure_future(self._watch())
-        try:
-            await asyncio.wait({answers, watch}, return_when=asyncio.FIRST_COMPLETED)
-            return answers.result() if answers.done() else watch.result()
-        finally:
-            for task in (answers, watch):
-                task.cancel()
-            await asyncio.gather(answers, watch, return_exceptions=True)
-
-    async def _watch(self) -> list[Result | None]:
-        """Poll until the job is cancelled or its process stops, then raise. Never returns."""
-        while True:
-            await asyncio.sleep(WATCH_S)
-            await asyncio.to_thread(self.job.check_cancelled)
-
-    def _keep(self, lines: Sequence[BatchLine], results: Sequence[Result]) -> None:
-        self.job.check_cancelled()
-        self.done = self.results.append(self.done, [line.number for line in lines], results)
-        with transaction.atomic():
-            self.job.hold()
-            note_progress(batch=self.batch, done=self.done)
-        self.job.save_checkpoint(self.done.as_json())
+    def save(self) -> None:
+        """Save a checkpoint with all results."""
+        done = self.done
+        self.results.sync()
+        retry_while_db_down(lambda: self._note_progress(done), self.job.stopping)
+        self.job.save_checkpoint(done.as_json(), ends_turn=False)
         self.results.drop_others()
-        self.job.progress(self.done.completed + self.done.failed, self.batch.total)
+        self.job.progress(done.completed + done.failed, self.batch.total)
 
-    def _expire(self, rest: Iterator[BatchLine]) -> Batch:
-        for lines in line_groups(rest, 1_000):
-            self._keep(lines, [expired(line) for line in lines])
-        return self.finish(Status.EXPIRED)
-
-    def _lines(self, path: Path, after: BatchLine | None = None) -> Iterator[BatchLine]:
-        number, offset = (self.done.number, self.done.offset) if after is None else (after.number, after.end)
-        lines = lines_from(path, offset=offset, number=number, max_line_bytes=settings.MILLM_MAX_BODY_BYTES)
-        ahead = frozenset(self.done.ahead)
-        return (line for line in lines if line.number not in ahead)
-
-    def _input(self) -> Path:
-        file = find_file(self.batch.input_file, owner_id=self.batch.owner_id, param="input_file_id")
-        return BlobStore.from_settings().path(file.blob)
-
-    async def _key(self) -> KeyRecord | None:
+    async def key(self) -> KeyRecord | None:
+        """Return the key that created the batch; None if it was created without one. Raise KeyGoneError."""
         if self.batch.api_key_id is None:
             return None
         now = timezone.now()
@@ -296,13 +254,146 @@ class BatchRun:
                 return record
         raise KeyGoneError("The API key that created this batch is no longer valid.")
 
-    def _num_at_once(self) -> int:
-        """Return how many lines run at once: at most half of the engine's slots; one image, as the worker does."""
-        if self.batch.endpoint == IMAGES:
-            return 1
-        return max(1, min(MAX_AT_ONCE, settings.MILLM_MAX_BATCH_SIZE // 2))
+    @property
+    def max_lines(self) -> int:
+        """How many of its lines may run at once: one image, as the worker does."""
+        return 1 if self.batch.endpoint == IMAGES else MAX_LINES
+
+    def _note_progress(self, done: Checkpoint) -> None:
+        with transaction.atomic():
+            self.job.hold()
+            note_progress(batch=self.batch, done=done)
+
+    def _postpone(self) -> None:
+        """Postpone the job to the next day, when the key's quota resets, or to the batch's expiry."""
+        until = min(end_of_day(timezone.now()), self.batch.expires_at)
+        raise JobPostponed(
+            until, f"The key's daily quota is used up. The batch continues at {until:%Y-%m-%d %H:%M} UTC."
+        )
+
+    def _expire(self, rest: Iterator[BatchLine]) -> Batch:
+        while lines := list(itertools.islice(rest, 1_000)):
+            self.results.expect(lines)
+            self.done = self.results.append(self.done, [expired(line) for line in lines])
+            self.save()
+        return self.finish(Status.EXPIRED)
+
+    def _lines(self, path: Path) -> Iterator[BatchLine]:
+        """Yield the lines that are not done."""
+        done = self.done
+        lines = lines_from(path, offset=done.offset, number=done.number, max_line_bytes=settings.MILLM_MAX_BODY_BYTES)
+        ahead = frozenset(done.ahead)
+        return (line for line in lines if line.number not in ahead)
+
+    def _input(self) -> Path:
+        file = find_file(self.batch.input_file, owner_id=self.batch.owner_id, param="input_file_id")
+        return BlobStore.from_settings().path(file.blob)
 
 
-def line_groups(lines: Iterator[BatchLine], size: int) -> Iterator[list[BatchLine]]:
-    while wave := list(itertools.islice(lines, size)):
-        yield wave
+class LineWindow:
+    """Runs lines, each as soon as the engine has room for it, until none is left or the run has to pause.
+
+    It pauses when the batch expires, which cancels the running lines, and when the key's quota is used up or the job's
+    turn is over, after which the running lines end.
+    """
+
+    def __init__(self, run: BatchRun, lines: Iterator[BatchLine], share: WindowShare) -> None:
+        self._run = run
+        self._lines = lines
+        self._share = share
+        self._next: BatchLine | None = next(lines, None)
+        self._tasks: set[asyncio.Task[Result | None]] = set()
+        self._saving: asyncio.Task[bool] | None = None
+        self._saved, self._saved_at = run.done, time.monotonic()
+        self.is_expired = False
+        self.is_quota_used_up = False
+        self.is_turn_over = False
+
+    async def run(self) -> None:
+        """Raise what ends the run while lines are in progress: a cancelled job, a stopping process, a full disk."""
+        watch = asyncio.create_task(self._watch())
+        try:
+            while not await self._step(watch):
+                pass
+        finally:
+            for task in (*self._tasks, watch):
+                task.cancel()
+            await asyncio.gather(*self._pending(watch), return_exceptions=True)
+
+    async def _step(self, watch: asyncio.Task[None]) -> bool:
+        """Start lines, wait until something happens, and keep results. Return whether the window is finished."""
+        left_s = (self._run.batch.expires_at - timezone.now()).total_seconds()
+        self.is_expired = left_s <= 0
+        if self.is_expired:
+            return True
+        await self._fill()
+        if not self._tasks and (self._next is None or self._is_pausing):
+            return True
+        done, _ = await asyncio.wait(
+            self._pending(watch), timeout=min(POLL_S, left_s), return_when=asyncio.FIRST_COMPLETED
+        )
+        self._keep(done)
+        if watch in done:
+            watch.result()
+        self._save_if_due()
+        return False
+
+    def _pending(self, watch: asyncio.Task[None]) -> list[asyncio.Task[Any]]:
+        return [watch, *self._tasks, *([self._saving] if self._saving is not None else ())]
+
+    @property
+    def _is_pausing(self) -> bool:
+        return self.is_quota_used_up or self.is_turn_over
+
+    async def _fill(self) -> None:
+        """Start as many lines as the engine has room for."""
+        if self._next is None or self._is_pausing or (self._tasks and len(self._run.done.ahead) >= MAX_AHEAD):
+            return
+        BlobStore.from_settings().check_room(0)  # before generating anything that could not be stored
+        key = await self._run.key()
+        while self._next is not None and self._share.try_start(self._run.max_lines):
+            self._run.results.expect([self._next])
+            self._tasks.add(asyncio.create_task(self._answer(self._next, key)))
+            self._next = next(self._lines, None)
+
+    async def _answer(self, line: BatchLine, key: KeyRecord | None) -> Result | None:
+        """Return the line's result; None if it waits for the key's next day."""
+        try:
+            return await answer_line(line, endpoint=self._run.batch.endpoint, key=key)
+        except QuotaUsedUpError:
+            self.is_quota_used_up = True
+            return None
+        finally:
+            self._share.end()
+
+    def _keep(self, done: set[asyncio.Task[Any]]) -> None:
+        """Write the results of lines that have ended."""
+        for task in self._tasks & done:
+            self._tasks.discard(task)
+            result = task.result()
+            if result is not None:
+                try:
+                    self._run.add(result)
+                except FileNotFoundError:  # deleted by the run that replaced this one
+                    raise JobLost from None
+
+    def _save_if_due(self) -> None:
+        """Save a checkpoint now and then, in a thread, while lines run."""
+        if self._saving is not None and self._saving.done():
+            saving, self._saving = self._saving, None
+            self.is_turn_over = saving.result()
+        now = time.monotonic()
+        if self._saving is None and self._run.done is not self._saved and now - self._saved_at >= SAVE_S:
+            self._saved, self._saved_at = self._run.done, now
+            self._saving = asyncio.create_task(in_database_however_long(self._save))
+
+    def _save(self) -> bool:
+        """Save a checkpoint, and return whether the job's turn is over."""
+        self._run.save()
+        return self._run.job.is_turn_over()
+
+    async def _watch(self) -> None:
+        """Poll until the job is cancelled or its process stops, then raise. Never returns."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            await in_database_however_long(self._run.job.check_cancelled)

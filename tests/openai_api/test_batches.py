@@ -22,10 +22,12 @@ from inference.client import BACKGROUND_PRIORITY, EngineStats, Event, QueueFullE
 from jobs.execution import RunningJobs, run_job
 from jobs.models import Job
 from jobs.services import cancel_job
+from openai_api.endpoints.batch_job import BATCH_WINDOW
 from openai_api.keys.limits import RATE_LIMITS, Limits
 from openai_api.keys.quotas import Quotas, end_of_day
 from openai_api.keys.record import KeyRecord
 from openai_api.responses.models import StoredResponse
+from storage.batch_lines import BatchLine
 from storage.batch_results import BatchResults, Checkpoint, Result
 from storage.models import Batch as BatchRow
 from storage.models import StoredFile
@@ -355,21 +357,21 @@ async def test_a_job_cancelled_by_an_administrator_ends_its_batch(api: Api):
     assert (await get(api, batch)).status == "cancelled"
 
 
-async def test_a_run_goes_on_behind_its_checkpoint(api: Api, home: Path):
-    """The process is told to stop in the second wave; what it had written beyond the checkpoint is cut off."""
+async def test_a_run_continues_with_the_lines_that_had_not_ended(api: Api, home: Path):
+    """The process stops; lines that had ended since the last checkpoint don't run again, half a result is cut off."""
     running = RunningJobs()
 
-    def stop_in_the_second_wave(request: Any) -> Iterable[Event]:
+    def stop_after_36(request: Any) -> Iterable[Event]:
         if len(api.engine.requests) <= 36:
             return answering("x")(request)
         running.stopping.set()
         return silent(request)
 
-    api.engine.script = stop_in_the_second_wave
+    api.engine.script = stop_after_36
     batch = await create(api, await send(api, *[line(f"r{n}") for n in range(50)]))
     await run(batch, running)
     row = await Job.objects.aget()
-    assert (row.state, row.checkpoint["number"]) == (Job.State.QUEUED, 32)
+    assert (row.state, row.checkpoint["completed"]) == (Job.State.QUEUED, 0)  # all of it took less than SAVE_S
     assert (await get(api, batch)).status == "in_progress"
     results = BatchResults(batch.id, row.checkpoint["run"])
     with results.output.open("ab") as file:
@@ -380,7 +382,11 @@ async def test_a_run_goes_on_behind_its_checkpoint(api: Api, home: Path):
     results_lines = await lines_of(api, done.output_file_id)
     assert [each["custom_id"] for each in results_lines] == [f"r{n}" for n in range(50)]
     texts = [each["response"]["body"]["choices"][0]["message"]["content"] for each in results_lines]
-    assert texts == ["x"] * 32 + ["y"] * 18
+    assert texts == ["x"] * 36 + ["y"] * 14
+    assert done.request_counts is not None
+    assert done.request_counts.completed == 50
+    assert done.usage is not None
+    assert done.usage.output_tokens == 50
     assert not results.batch_folder.exists()
 
 
@@ -388,14 +394,14 @@ async def test_a_run_that_was_replaced_adds_nothing(api: Api):
     """It hung, another run ended the batch, and then it goes on."""
     hangs, goes_on = threading.Event(), threading.Event()
 
-    def hang_in_the_second_wave(request: Any) -> Iterable[Event]:
+    def hang_at_the_33rd(request: Any) -> Iterable[Event]:
         if len(api.engine.requests) <= 32 or hangs.is_set():
             return answering("first")(request)
         hangs.set()
         goes_on.wait(60)
         return answering("late")(request)
 
-    api.engine.script = hang_in_the_second_wave
+    api.engine.script = hang_at_the_33rd
     batch = await create(api, await send(api, *[line(f"r{n}") for n in range(40)]))
     hung = asyncio.create_task(run(batch))
     assert await asyncio.to_thread(hangs.wait, 60)
@@ -409,7 +415,9 @@ async def test_a_run_that_was_replaced_adds_nothing(api: Api):
     found = await lines_of(api, done.output_file_id)
     assert (done.status, [each["custom_id"] for each in found]) == ("completed", [f"r{n}" for n in range(40)])
     texts = [each["response"]["body"]["choices"][0]["message"]["content"] for each in found]
-    assert texts == ["first"] * 32 + ["second"] * 8
+    num_first = texts.count("first")
+    assert texts == ["first"] * num_first + ["second"] * (40 - num_first)
+    assert 24 <= num_first <= 32  # at most 8 lines were in progress
     assert done.request_counts is not None
     assert done.request_counts.completed == 40
     assert (await Job.objects.aget()).claim is None
@@ -466,17 +474,49 @@ async def test_lines_that_are_done_ahead_are_not_asked_again(home: Path):
     done = results.resume(Checkpoint())
 
     def result(number: int) -> Result:
-        return Result(number, 10 * number, {"n": number}, is_error=False)
+        return Result(number, {"n": number}, is_error=False)
 
-    done = results.append(done, [1, 2, 3, 5], [result(1), result(3), result(5)])
+    def expect(results: BatchResults, *numbers: int) -> None:
+        results.expect([BatchLine(number, "", b"", 10 * number) for number in numbers])
+
+    expect(results, 1, 2, 3, 5)
+    done = results.append(done, [result(5), result(3), result(1)])
     assert (done.number, done.offset, done.ahead) == (1, 10, (3, 5))
     later = BatchResults("batch_a", "two")
     done = later.resume(Checkpoint.read(json.loads(json.dumps(done.as_json()))))
-    done = later.append(done, [2, 6], [result(2), result(6)])
+    expect(later, 2, 6)
+    done = later.append(done, [result(6), result(2)])
     assert (done.number, done.ahead, done.completed) == (6, (), 5)
     later.drop_others()
-    assert [json.loads(each)["n"] for each in later.output.read_text().splitlines()] == [1, 3, 5, 2, 6]
+    with later.writing(later.output, done.output_bytes) as writer:
+        assert writer is not None
+        assert [json.loads(each)["n"] for each in writer.flushed().read_text().splitlines()] == [1, 2, 3, 5, 6]
     assert not results.folder.exists()
+
+
+@pytest.mark.parametrize("torn", [b'{"line": 4, "usa', b"{}\t{}\n", b"\0\0\t\0\n", b'{"id": "of an older version"}\n'])
+def test_results_written_after_the_checkpoint_are_taken_over(home: Path, torn: bytes):
+    """The process died between two checkpoints, perhaps while it wrote a line."""
+    results = BatchResults("batch_a", "one")
+    results.expect([BatchLine(number, "", b"", 10 * number) for number in range(1, 6)])
+    saved = results.append(
+        results.resume(Checkpoint()), [Result(1, {"n": 1}, is_error=False, usage={"input_tokens": 7})]
+    )
+    done = results.append(saved, [Result(3, {"n": 3}, is_error=False, usage={"input_tokens": 5})])
+    done = results.append(done, [Result(2, {"n": 2}, is_error=True)])
+    assert (done.number, done.completed, done.failed) == (3, 2, 1)
+    with results.output.open("ab") as file:
+        file.write(torn)
+    later = BatchResults("batch_a", "two")
+    done = later.resume(saved)
+    assert (done.number, done.ahead, done.completed, done.failed) == (1, (2, 3), 2, 1)
+    assert done.usage["input_tokens"] == 12
+    later.expect([BatchLine(4, "", b"", 40)])
+    done = later.append(done, [Result(4, {"n": 4}, is_error=False)])
+    assert (done.number, done.offset, done.ahead) == (4, 40, ())
+    with later.writing(later.output, done.output_bytes) as writer:
+        assert writer is not None
+        assert [json.loads(each)["n"] for each in writer.flushed().read_text().splitlines()] == [1, 3, 4]
 
 
 async def test_results_that_are_lost_are_made_again(api: Api):
@@ -553,6 +593,90 @@ async def test_a_disk_that_is_still_full_when_the_batch_is_over_fails_it(api: Ap
         "failed",
         ["insufficient_storage"],
     )
+
+
+async def test_a_window_that_closes_within_a_line_expires_the_rest(api: Api):
+    """The lines that run then are cancelled, and those that ended are kept."""
+    script = api.engine.script
+    api.engine.script = lambda request: script(request) if len(api.engine.requests) <= 3 else silent(request)
+    batch = await create(api, await send(api, *[line(f"r{n}") for n in range(20)]))
+    await BatchRow.objects.aupdate(expires_at=timezone.now() + timedelta(seconds=3))
+    await run(batch)
+    done = await get(api, batch)
+    assert done.status == "expired"
+    assert [each["custom_id"] for each in await lines_of(api, done.output_file_id)] == ["r0", "r1", "r2"]
+    rest = await lines_of(api, done.error_file_id)
+    assert [each["custom_id"] for each in rest] == [f"r{n}" for n in range(3, 20)]
+    assert {each["error"]["code"] for each in rest} == {"batch_expired"}
+    assert all(stream.num_closes for stream in api.engine.streams)
+    counts = done.request_counts
+    assert counts is not None
+    assert (counts.total, counts.completed, counts.failed) == (20, 3, 17)
+
+
+async def test_a_window_that_closes_while_others_wait_expires_the_batch(api: Api):
+    class Busy(type(api.engine)):  # type: ignore[misc]
+        def stats(self) -> EngineStats:
+            return EngineStats("running", waiting=1)
+
+    api.engine.__class__ = Busy
+    batch = await create(api, await send(api, line("a")))
+    await BatchRow.objects.aupdate(expires_at=timezone.now() + timedelta(seconds=2))
+    await run(batch)
+    assert (await get(api, batch)).status == "expired"
+    assert api.engine.requests == []
+
+
+async def test_a_slow_line_holds_up_no_other(api: Api):
+    """Results come in any order; the files have them in the order of the input."""
+    loops: list[asyncio.AbstractEventLoop] = []
+    script = api.engine.script
+
+    def slow_at_first(request: Any) -> Iterable[Event]:
+        loops.append(asyncio.get_running_loop())
+        return () if len(loops) == 1 else script(request)
+
+    api.engine.script = slow_at_first
+    batch = await create(api, await send(api, *[line(f"r{n}") for n in range(60)]))
+    task = asyncio.create_task(run(batch))
+    await until(partial(has_streams, api, 60))
+    loops[0].call_soon_threadsafe(api.engine.streams[0].push, *answering("late")(api.engine.requests[0]))
+    await task
+    found = await lines_of(api, (await get(api, batch)).output_file_id)
+    assert [each["custom_id"] for each in found] == [f"r{n}" for n in range(60)]
+
+
+async def test_a_later_batch_gets_the_places_of_lines_that_end(api: Api, settings: Any):
+    """A key's two batches fill the window of six lines; another key's batch waits for four lines at most."""
+    settings.MILLM_MAX_BATCH_SIZE = 12
+    big, small = api.keys.add("big"), api.keys.add("small")
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    def stuck_unless_small(request: Any) -> Iterable[Event]:
+        loops.append(asyncio.get_running_loop())
+        return answering("x")(request) if request.sampling.max_tokens == 7 else ()
+
+    api.engine.script = stuck_unless_small
+    batches = [
+        await create(api, await send(api, *[line(f"r{n}") for n in range(100)], headers=big), headers=big)
+        for _ in range(2)
+    ]
+    lines = [line(f"r{n}", max_tokens=7) for n in range(5)]
+    late = await create(api, await send(api, *lines, headers=small), headers=small)
+    assert [job.account async for job in Job.objects.order_by("created_at")] == ["key 1", "key 1", "key 2"]
+    tasks = [asyncio.create_task(run(batch)) for batch in batches]
+    await until(lambda: has_streams(api, 6) and len(runtime.get(BATCH_WINDOW)) == 2)
+    last = asyncio.create_task(run(late))
+    await until(lambda: len(runtime.get(BATCH_WINDOW)) == 3)
+    for number in range(4):
+        loops[number].call_soon_threadsafe(
+            api.engine.streams[number].push, *answering("x")(api.engine.requests[number])
+        )
+    await last
+    assert (await get(api, late, small)).status == "completed"
+    for batch in batches:
+        await api.client.post(f"/v1/batches/{batch.id}/cancel", headers=big)
+    await asyncio.gather(*tasks)
 
 
 async def test_a_lost_job_fails_its_batch(api: Api):
