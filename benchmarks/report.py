@@ -47,6 +47,7 @@ TITLES = {
     "start": "Start",
     "media": "Audio and images",
     "console": "Pages with a large database",
+    "jobs": "Batches and the jobs beside them",
     "soak": "Soak",
 }
 
