@@ -117,12 +117,6 @@ class CoroutineRuns:
                 end = error
             await _in_thread(lambda: _conclude(job, end))
 
-    async def close(self) -> None:
-        """Wait until all runs have ended. Set ``stopping`` first."""
-        while self._tasks:
-            await asyncio.wait([task for _, task in self._tasks.values()])
-            await asyncio.sleep(0)
-
     async def _watched(self, kind: str, job: RunningJob) -> dict[str, Any]:
         """Return the result of the run. Raise what ends it from outside."""
         run = cast("Callable[[RunningJob], Awaitable[dict[str, Any] | None]]", find_kind(kind).load_run())

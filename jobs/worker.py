@@ -10,7 +10,8 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -145,6 +146,9 @@ class JobWorker:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._main, name="job-worker", daemon=True)
         self._last_contact = time.monotonic()
+        self._lock = threading.Lock()
+        self._num_starting = 0
+        self._runs: set[Future[None]] = set()  # of coroutines, from the claim of their job
 
     def start(self) -> None:
         self._thread.start()
@@ -180,7 +184,9 @@ class JobWorker:
             await self._work_until_fault()
             backoff_s = MAX_BACKOFF_S / 16 if time.monotonic() - started > 60 else min(2 * backoff_s, MAX_BACKOFF_S)
             await self._pause(backoff_s)
-        await self._coroutines.close()
+        # A job that was claimed just now still runs, so that it returns to the queue.
+        while self._num_starting or self._runs:  # noqa: ASYNC110 - other threads change them
+            await asyncio.sleep(0.01)
         beats.cancel()
 
     async def _work_until_fault(self) -> None:
@@ -218,6 +224,20 @@ class JobWorker:
 
     def _start_next(self, pool: Pool) -> bool:
         """Claim the next job and start it. In one thread, so that a claimed job starts even if its caller is gone."""
+        with self._starting():
+            return self._claim_and_start(pool)
+
+    @contextlib.contextmanager
+    def _starting(self) -> Iterator[None]:
+        with self._lock:
+            self._num_starting += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_starting -= 1
+
+    def _claim_and_start(self, pool: Pool) -> bool:
         if self._running.stopping.is_set() or not pool.reserve():
             return False
         try:
@@ -231,7 +251,9 @@ class JobWorker:
         pool.enter(row.account)
         note_start(row)
         if pool.is_async:
-            asyncio.run_coroutine_threadsafe(self._run_coroutine(pool, row), self._loop)
+            run = asyncio.run_coroutine_threadsafe(self._run_coroutine(pool, row), self._loop)
+            self._runs.add(run)
+            run.add_done_callback(self._runs.discard)
         else:
             name = f"job-{row.pk}"
             threading.Thread(target=self._run_thread, args=(pool, row), name=name, daemon=True).start()

@@ -15,7 +15,7 @@ from inference.engine.embedding.encoder import LoadedEncoder
 from inference.engine.embedding.engine import EmbeddingEngine
 from inference.engine.errors import ModelNotAttachedError
 from inference.engine.inbox import Attach, Submit
-from inference.engine.messages import Delivery, Event, FailedEvent, Request
+from inference.engine.messages import Counts, Delivery, Event, FailedEvent, Request
 from inference.engine.model_engine import ModelEngine
 from inference.engine.models.load_faults import enough_memory
 from inference.engine.models.loader import LoadedModel
@@ -40,8 +40,8 @@ class SteppedModel(Protocol):
     @property
     def num_running(self) -> int: ...
 
-    @property
-    def num_background_running(self) -> int: ...
+    def running_counts(self) -> Counts:
+        """Return the number of running sequences. Callable from any thread."""
 
     @property
     def num_waiting(self) -> int: ...
@@ -99,10 +99,8 @@ class AttachedModels:
     def num_running(self) -> int:
         return sum(engine.num_running for engine in self._engines.values())
 
-    @property
-    def num_background_running(self) -> int:
-        """The number of running sequences that have the lowest priority."""
-        return sum(engine.num_background_running for engine in self._engines.values())
+    def running_counts(self) -> Counts:
+        return sum((engine.running_counts() for engine in self._engines.values()), Counts())
 
     @property
     def num_waiting(self) -> int:

@@ -113,13 +113,13 @@ class EngineLoop:
             self._thread.join(0.1)
 
     def stats(self) -> EngineStats:
-        running, background_running = self._models.num_running, self._models.num_background_running
+        accepted, running = self._outbox.counts(), self._models.running_counts()
         return EngineStats(
             state=self._lifecycle.state,
-            running=running,
-            waiting=max(0, len(self._outbox) - running),
-            background_running=background_running,
-            background_waiting=max(0, self._outbox.num_background - background_running),
+            running=running.all,
+            waiting=max(0, accepted.all - running.all),
+            background_running=running.background,
+            background_waiting=max(0, accepted.background - running.background),
             free_slots=self._models.num_free_slots,
             steps=self._steps,
             models=self._models.names,

@@ -6,6 +6,7 @@ Frozen dataclasses without weights or tensors, so that a remote engine could use
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -171,6 +172,21 @@ class GenerationRequest:
 
 
 Request = GenerationRequest | EmbeddingRequest | AnalysisRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """A number of sequences at one moment, and how many of them have the lowest priority."""
+
+    all: int = 0
+    background: int = 0
+
+    @classmethod
+    def of(cls, requests: Collection[Request]) -> Counts:
+        return cls(len(requests), sum(is_background(request) for request in requests))
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(self.all + other.all, self.background + other.background)
 
 
 def is_background(request: Request) -> bool:

@@ -21,6 +21,7 @@ from inference.engine.kernels.accelerator import Accelerate, accelerate
 from inference.engine.kernels.decode_graphs import DecodeGraphs
 from inference.engine.messages import (
     CaptureEvent,
+    Counts,
     Delivery,
     FailedEvent,
     FinishedEvent,
@@ -29,7 +30,6 @@ from inference.engine.messages import (
     PromptLogprobsEvent,
     TokenLogprob,
     TokensEvent,
-    is_background,
 )
 from inference.engine.model_runner import ModelRunner, StepOutput
 from inference.engine.models.loader import LoadedModel
@@ -106,10 +106,9 @@ class ModelEngine:
     def num_running(self) -> int:
         return self._scheduler.num_running
 
-    @property
-    def num_background_running(self) -> int:
-        """Number of running sequences that have the lowest priority."""
-        return sum(is_background(sequence.request) for sequence in self._scheduler.running)
+    def running_counts(self) -> Counts:
+        """Return the number of running sequences. Callable from any thread."""
+        return Counts.of([sequence.request for sequence in self._scheduler.running])
 
     @property
     def num_preemptions(self) -> int:

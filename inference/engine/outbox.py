@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from inference.engine.errors import QueueFullError
-from inference.engine.messages import TERMINAL_EVENTS, Delivery, FailedEvent, Request, is_background
+from inference.engine.messages import TERMINAL_EVENTS, Counts, Delivery, FailedEvent, Request, is_background
 
 logger = logging.getLogger(__name__)
 WINDOW_S = 30.0
@@ -29,10 +29,14 @@ class OpenSequences:
         self._lock = threading.Lock()
         self._by_sink: dict[object, dict[int, Request]] = {}
         self._count = 0
-        self.num_background = 0
+        self._num_background = 0
 
     def __len__(self) -> int:
         return self._count
+
+    def counts(self) -> Counts:
+        with self._lock:
+            return Counts(self._count, self._num_background)
 
     def add(self, requests: Sequence[Request], sink: object) -> None:
         """Register sequences. Raise ValueError if the sink already has one of the indices."""
@@ -43,7 +47,7 @@ class OpenSequences:
                 raise ValueError("The sequences of a sink must have different indices.")
             self._by_sink.setdefault(sink, {}).update(fresh)
             self._count += len(fresh)
-            self.num_background += sum(is_background(request) for request in requests)
+            self._num_background += sum(is_background(request) for request in requests)
 
     def filter_open(self, deliveries: Sequence[Delivery]) -> tuple[list[Delivery], int]:
         """Return the deliveries to open sequences, and how many sequences their terminal events closed."""
@@ -69,7 +73,7 @@ class OpenSequences:
             ]
 
     def _close(self, sink: object, indices: dict[int, Request], index: int) -> None:
-        self.num_background -= is_background(indices.pop(index))
+        self._num_background -= is_background(indices.pop(index))
         self._count -= 1
         if not indices:
             del self._by_sink[sink]
@@ -113,10 +117,9 @@ class Outbox:
         """Return the number of accepted sequences without a terminal event."""
         return len(self._open)
 
-    @property
-    def num_background(self) -> int:
-        """Return the number of accepted sequences without a terminal event that have the lowest priority."""
-        return self._open.num_background
+    def counts(self) -> Counts:
+        """Return the number of accepted sequences without a terminal event."""
+        return self._open.counts()
 
     def admit(self, requests: Sequence[Request], sink: object) -> None:
         """Accept all requests or none. QueueFullError says when to retry, by the rate at which sequences end."""

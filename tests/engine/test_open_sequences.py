@@ -6,7 +6,15 @@ import threading
 
 import pytest
 
-from inference.engine.messages import BACKGROUND_PRIORITY, FailedEvent, FinishedEvent, Timings, TokensEvent, Usage
+from inference.engine.messages import (
+    BACKGROUND_PRIORITY,
+    Counts,
+    FailedEvent,
+    FinishedEvent,
+    Timings,
+    TokensEvent,
+    Usage,
+)
 from inference.engine.outbox import OpenSequences
 from tests.builders import build_request
 
@@ -58,14 +66,14 @@ def test_a_sink_may_come_again_after_its_end_but_not_before(sequences):
 
 
 def test_sequences_of_the_lowest_priority_are_counted_apart(sequences):
-    assert sequences.num_background == 0
+    assert sequences.counts() == Counts(2, 0)
     sequences.add([build_request(index=i, priority=BACKGROUND_PRIORITY) for i in range(2)], "batch")
-    assert (len(sequences), sequences.num_background) == (4, 2)
+    assert sequences.counts() == Counts(4, 2)
     sequences.filter_open([("sink", finished()), ("batch", finished())])
     sequences.filter_open([("batch", finished())])
-    assert (len(sequences), sequences.num_background) == (2, 1)
+    assert sequences.counts() == Counts(2, 1)
     sequences.filter_open(sequences.failures("server_error", "It failed."))
-    assert (len(sequences), sequences.num_background) == (0, 0)
+    assert sequences.counts() == Counts()
 
 
 def test_two_threads_that_end_the_same_sequences_end_each_once():

@@ -19,6 +19,7 @@ COLUMNS = (
     "top_tokens",
     "examples",
     "examples_source",
+    "example_bands",
     "histogram",
     "traffic_examples",
 )
@@ -48,6 +49,7 @@ def feature_rows(*, sae_id: int, count: int) -> Iterator[tuple[object, ...]]:
             json.dumps(tokens),
             json.dumps(examples),
             "seed",
+            "[]",
             histogram,
             "[]",
         )

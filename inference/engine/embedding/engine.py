@@ -14,6 +14,7 @@ from inference.engine.config import EngineConfig
 from inference.engine.embedding.encoder import LoadedEncoder
 from inference.engine.messages import (
     BACKGROUND_PRIORITY,
+    Counts,
     EmbeddingEvent,
     EmbeddingRequest,
     Event,
@@ -76,9 +77,8 @@ class EmbeddingEngine:
         """Always 0: no text runs for more than one step."""
         return 0
 
-    @property
-    def num_background_running(self) -> int:
-        return 0
+    def running_counts(self) -> Counts:
+        return Counts()
 
     @property
     def num_free_slots(self) -> int:

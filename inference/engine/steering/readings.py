@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from torch import Tensor
 
@@ -24,7 +23,10 @@ Readings = Mapping[ReadingKey, Tensor]
 
 def activations_of(reader: FeatureReader, hidden: Tensor, features: Tensor, *, batch_invariant: bool) -> Tensor:
     """Return the activations ``[tokens, m]`` of hidden states ``[tokens, d]``."""
-    read = partial(reader.activations, features=features)
+
+    def read(rows: Tensor) -> Tensor:
+        return reader.activations(rows, features)
+
     return by_tiles(read, hidden.float()) if batch_invariant else read(hidden.float())
 
 
