@@ -13,6 +13,7 @@ import psutil
 EVERY_S = 1.0
 WARM_UP = 1 / 3  # fraction of the soak test in which buffers, pools and caches fill
 ALLOWED = 0.05  # allowed growth after the warm-up, relative to the size at its end
+SHORTEST_S = 60.0  # a shorter soak test ends before buffers and pools are full, so it cannot tell a leak from a warm-up
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,10 @@ class Sampler:
 
 
 def memory_findings(samples: Sequence[Sample], values: dict[str, float]) -> list[str]:
-    """Return the leaks, and add the figures to ``values``. The last sample must be of the idle server."""
+    """Return the leaks, and add the figures to ``values``. The last sample must be of the idle server.
+
+    Samples of less than ``SHORTEST_S`` give figures only.
+    """
     warm = int(len(samples) * WARM_UP)
     early, later = samples[: max(warm, 1)], samples[warm:-1] or samples
     part = max(1, len(later) // 4)
@@ -55,7 +59,9 @@ def memory_findings(samples: Sequence[Sample], values: dict[str, float]) -> list
         "threads_in_warm_up": float(most),
         "threads_at_the_end": float(end),
     }
-    problems = []
+    problems: list[str] = []
+    if later[-1].at_s - samples[0].at_s < SHORTEST_S:
+        return problems
     if last - first > ALLOWED * first:
         problems.append(f"Memory grew from {first:.0f} to {last:.0f} MB after the warm-up.")
     if end > most:

@@ -69,6 +69,8 @@ async def completion_prompts(model: ModelCard, request: CompletionRequest) -> li
             f"The tokenizer of the model `{model.record.name}` has no tokens for a prefix and a suffix "
             "(fill-in-the-middle). Use a model for code that has them, or send `prompt` only.",
         )
+    if request.echo:
+        raise invalid("`echo` cannot be combined with `suffix`.", param="echo")
     size = sum(len(prompt) for prompt in request.prompt) + len(suffix)
     try:
         encoded = await off_loop(

@@ -40,8 +40,6 @@ class CompletionRequest(SamplingSchema):
 
     def check_together(self) -> None:
         super().check_together()
-        if self.suffix and self.echo:
-            raise invalid("`echo` cannot be combined with `suffix`.", param="echo")
         if self.suffix and not all(isinstance(prompt, str) for prompt in self.prompt):
             raise invalid("`prompt` must be text, not token ids, if there is a `suffix`.", param="prompt")
         if self.max_tokens == 0 and not self.echo:

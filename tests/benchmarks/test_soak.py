@@ -58,8 +58,14 @@ def test_growth_after_the_warm_up_is_a_leak():
 
 
 def test_more_threads_in_the_end_are_a_leak():
-    (found,) = memory_findings(samples(*[400.0] * 30, end_threads=11), {})
+    (found,) = memory_findings(samples(*[400.0] * 90, end_threads=11), {})
     assert found.startswith("Threads leaked: 11")
+
+
+def test_a_short_soak_gives_figures_and_does_not_judge_them():
+    values: dict[str, float] = {}
+    assert memory_findings(samples(*(400 + 40 * i for i in range(6)), end_threads=11), values) == []
+    assert values["threads_at_the_end"] == 11
 
 
 def test_the_slope_is_that_of_a_line():
