@@ -26,6 +26,7 @@ pytestmark = pytest.mark.slow
 
 PROFILES: dict[str, list[str]] = json.loads((SMOLLM2.folder / "words.json").read_text("utf-8"))
 MAX_TOKENS = 50
+NUM_SEEDS = 16
 
 WEIGHTS = "5d9bacfb6e704b2142088ab0e2548bc0de0a6b3a3179fcde6595ff2a6b30c1ec"
 LLAMA_CPP = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
@@ -65,8 +66,12 @@ def test_token_ids(tokenizer):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_profiles_are_seen_in_the_answers_of_eight_seeds(smollm2_directory: Path, tokenizer, settings):
-    """Nearly all steered answers have two words of the profile, and few of the unsteered."""
+def test_profiles_are_seen_in_the_answers(smollm2_directory: Path, tokenizer, settings):
+    """Steered answers have more words of the profile's topic than the unsteered answers with the same seeds.
+
+    Rounding differs between processors, and so do sampled answers. Of 96 seeds on one processor, 90 to 96 % had more,
+    and in all there were eleven times as many words.
+    """
     settings.MILLM_HOME = smollm2_directory.parent.parent
     demo = install_demo(SMOLLM2)
     loaded = load_model(ModelSpec("smollm2", smollm2_directory, device="cpu"))
@@ -81,7 +86,7 @@ def test_profiles_are_seen_in_the_answers_of_eight_seeds(smollm2_directory: Path
                 intervention=intervention, temperature=SMOLLM2.sampling["temperature"],
                 top_p=SMOLLM2.sampling["top_p"],
             )
-            for seed in range(8)
+            for seed in range(NUM_SEEDS)
         ]
         for name, intervention in (("", None), *((name, resolve(name, special)) for name in PROFILES))
     }  # fmt: skip
@@ -89,8 +94,10 @@ def test_profiles_are_seen_in_the_answers_of_eight_seeds(smollm2_directory: Path
     texts = {name: [tokenizer.decode(answer.token_ids) for answer in group] for name, group in answers.items()}
     assert {label.partition("@")[0] for label in demo.published} == set(PROFILES)
     for name, words in PROFILES.items():
-        assert sum(num_words(text, words) >= 2 for text in texts[name]) >= (6 if name == "sea" else 7), texts[name]
-        assert sum(num_words(text, words) >= 2 for text in texts[""]) <= 3, texts[""]
+        steered = [num_words(text, words) for text in texts[name]]
+        unsteered = [num_words(text, words) for text in texts[""]]
+        assert sum(more > less for more, less in zip(steered, unsteered, strict=True)) >= 12, texts[name]
+        assert sum(steered) >= 4 * sum(unsteered), texts[""]
 
 
 @pytest.mark.django_db
