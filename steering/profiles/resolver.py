@@ -117,9 +117,9 @@ class ProfileResolver:
         """Compile one version, without intensity and policies. Raises SAEUnavailableError."""
         return await self._compile(SteeringSpec((version,), skip_token_ids=special_token_ids))
 
-    def newest(self, model: str) -> list[tuple[str, int]]:
+    async def newest(self, model: str) -> list[tuple[str, int]]:
         """Return name and newest number of the model's published profiles."""
-        return published_profiles.get().newest(self._find_model(model))
+        return (await published_profiles.aget()).newest(self._find_model(model))
 
     async def _own_version(
         self, profiles: PublishedProfiles, pk: int, model: str, selection: SteeringSelection
@@ -188,13 +188,8 @@ async def steer(
 
 
 async def list_published(model: str) -> list[tuple[str, int]]:
-    """Return name and newest number of the model's published profiles, for async code."""
-    return (await published_profiles.aget()).newest(model_table.get().find(model).pk)
-
-
-def published(model: str) -> list[tuple[str, int]]:
     """See :meth:`ProfileResolver.newest`."""
-    return get_resolver().newest(model)
+    return await get_resolver().newest(model)
 
 
 def check_scopes(steering: SteeringRef, dialect: Dialect) -> None:

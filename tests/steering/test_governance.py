@@ -123,7 +123,7 @@ class TestArchive:
         for reference in ("gloomy", "gloomy@1"):
             with pytest.raises(ProfileArchivedError, match="archived"):
                 steer(SteeringSelection(reference))
-        assert profile_resolver.published("tiny") == []
+        assert async_to_sync(profile_resolver.list_published)("tiny") == []
         lifecycle.unarchive_profile(profile=profile, user=researcher)
         assert steered(SteeringSelection("gloomy@1")).label == "gloomy@1"
         assert [event[0] for event in trail()[-2:]] == ["archive", "unarchive"]

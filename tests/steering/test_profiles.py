@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from asgiref.sync import async_to_sync
 
 from core.runtime import runtime
 from inference.client import ENGINE_CLIENT, LocalEngineClient
@@ -152,27 +153,27 @@ class TestReferences:
             await resolver.resolve("other", "gloomy", special_token_ids=SPECIAL)
         assert (caught.value.status, caught.value.code) == (400, "profile_model_mismatch")
 
-    def test_newest_versions(self, two_versions, resolver):
-        assert resolver.newest("tiny") == [("gloomy", 2)]
+    async def test_newest_versions(self, two_versions, resolver):
+        assert await resolver.newest("tiny") == [("gloomy", 2)]
 
     async def test_module_functions_use_this_process_snapshots_and_engine(self, two_versions):
         runtime.install(ENGINE_CLIENT, PicklingClient(LocalEngineClient(FakeLoop)))
         try:
             resolved = await profile_resolver.steer("tiny", SteeringSelection("gloomy"), special_token_ids=SPECIAL)
+            assert await profile_resolver.list_published("tiny") == [("gloomy", 2)]
         finally:
             runtime.remove(ENGINE_CLIENT)
         assert resolved is not None
         assert resolved.label == "gloomy@2"
-        assert profile_resolver.published("tiny") == [("gloomy", 2)]
 
 
 class TestSnapshots:
     def test_publishing_is_seen_after_commit(self, profile, resolver, django_capture_on_commit_callbacks):
         model_table.refresh()
-        assert resolver.newest("tiny") == []
+        assert async_to_sync(resolver.newest)("tiny") == []
         with django_capture_on_commit_callbacks(execute=True):
             services.publish_profile(profile=profile)
-        assert resolver.newest("tiny") == [("gloomy", 1)]
+        assert async_to_sync(resolver.newest)("tiny") == [("gloomy", 1)]
 
     async def test_resolution_asks_no_database(self, two_versions, resolver, django_db_blocker):
         with django_db_blocker.block():
