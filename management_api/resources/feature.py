@@ -33,11 +33,16 @@ class FeatureOut(ReadSerializer):
         help_text="How well it steers, 0 to 1; null where the effect was not measured.",
     )
 
+    output_tokens = serializers.ListField(
+        child=serializers.ListField(),
+        help_text="Tokens that steering with it makes likely, each with its part of the divergence in nats.",
+    )
+
     class Meta:
         model = Feature
         fields: tuple[str, ...] = (
             *("id", "sae", "index", "label", "label_source", "label_score", "description", "max_activation"),
-            *("max_activation_source", "density", "decoder_norm", "top_tokens", "steers_well"),
+            *("max_activation_source", "density", "decoder_norm", "top_tokens", "output_tokens", "steers_well"),
         )
 
 

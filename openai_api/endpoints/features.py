@@ -241,6 +241,7 @@ def feature_body(record: FeatureRecord) -> FeatureBody:
         "max_activation": record.max_activation,
         "density": record.density,
         "top_tokens": list(record.top_tokens),
+        "output_tokens": [{"token": token, "value": value} for token, value in record.output_tokens],
         "label_score": record.label_score,
         "relevance": record.relevance,
         "steers_well": record.steers_well,

@@ -47,10 +47,18 @@ class FeatureSearchRequest(RequestSchema):
             raise invalid("Send either `meaning` or `embedding_model`.", param="meaning")
 
 
+class OutputTokenBody(TypedDict):
+    """A token that steering with a feature makes likely, and its part of the divergence in nats."""
+
+    token: str
+    value: float
+
+
 class FeatureBody(TypedDict):
     """``relevance`` of a search, 0 to 1: by words relative to the best match; by meaning the cosine similarity of query
     and label, null for a match by words whose label has no embedding. ``steers_well`` (0 to 1) is null where the effect
-    was not measured; ``label_score`` is the accuracy of an automatic label, null for others."""
+    was not measured; ``label_score`` is the accuracy of an automatic label, null for others. ``output_tokens`` is empty
+    where they were not measured."""
 
     object: Literal["feature"]
     sae: str
@@ -62,6 +70,7 @@ class FeatureBody(TypedDict):
     max_activation: float | None
     density: float | None
     top_tokens: list[str]
+    output_tokens: list[OutputTokenBody]
     label_score: float | None
     relevance: float | None
     steers_well: float | None

@@ -19,7 +19,7 @@ from jobs.models import Job
 from jobs.services import enqueue_job
 from steering.effects.probe import AT_ONCE, EffectProbe, MeasuredFeature
 from steering.effects.recipe import NUM_LENS_TOKENS, EffectRecipe
-from steering.effects.store import recipe_text, store_effects
+from steering.effects.store import recipe_text, store_effects, store_output_tokens
 from steering.errors import EvaluationError, SAENotMeasuredError
 from steering.features.search import FeatureQuerySet
 from steering.models import SAE, Feature
@@ -78,19 +78,19 @@ def run_effects(job: RunningJob) -> dict[str, Any]:
     live = live_features(sae)
     if selected := job.params.get("features"):  # jobs of earlier versions have none
         live = live.filter(index__in=selected)
-    total, todo = live.count(), list(live.exclude(done).values_list("index", flat=True))
-    num_done = num_before = total - len(todo)
+    total, num_todo = live.count(), live.exclude(done).count()
+    num_done = num_before = total - num_todo
     try:
         with asyncio.Runner() as runner:
             job.progress(num_done, total, "Generating unsteered texts")
             probe = runner.run(_probe(sae, recipe))
+            _measure_output_tokens(job, sae, live.filter(output_tokens=[]), probe, runner)
+            todo = _order(live.exclude(done))
             lens = open_lens(sae, probe.model.vocab_size, job.log)
             for first in range(0, len(todo), AT_ONCE):
                 job.progress(num_done, total, "Measuring features")
                 job.end_turn()
-                rows = list(sae.features.filter(index__in=todo[first : first + AT_ONCE]).order_by("index"))
-                for row in rows:
-                    row.sae = sae
+                rows = _rows(sae, todo[first : first + AT_ONCE])
                 tokens = lens([row.index for row in rows])
                 features = [MeasuredFeature(feature_target(row), ids) for row, ids in zip(rows, tokens, strict=True)]
                 runner.run(get_registry().ready(sae.model.name))  # the model may have been unloaded since
@@ -102,6 +102,33 @@ def run_effects(job: RunningJob) -> dict[str, Any]:
     job.progress(num_done, total, "Measuring features")
     measured = num_done - num_before
     return {"sae": sae.pk, "measured": measured, "skipped": (len(selected) if selected else sae.d_sae) - measured}
+
+
+def _measure_output_tokens(
+    job: RunningJob, sae: SAE, live: FeatureQuerySet, probe: EffectProbe, runner: asyncio.Runner
+) -> None:
+    """Measure the output tokens of features, which takes a small part of the time of the rest."""
+    todo = list(live.values_list("index", flat=True))
+    for first in range(0, len(todo), AT_ONCE):
+        job.progress(first, len(todo), "Measuring output tokens")
+        job.end_turn()
+        rows = _rows(sae, todo[first : first + AT_ONCE])
+        runner.run(get_registry().ready(sae.model.name))  # the model may have been unloaded since
+        found = runner.run(probe.output_tokens([feature_target(row) for row in rows]))
+        store_output_tokens(sae=sae, found={row.index: tokens for row, tokens in zip(rows, found, strict=True)})
+
+
+def _order(live: FeatureQuerySet) -> list[int]:
+    """Return the indices of features, those first that change the output most."""
+    sizes = {index: sum(part for _, part in tokens) for index, tokens in live.values_list("index", "output_tokens")}
+    return sorted(sizes, key=lambda index: (-sizes[index], index))
+
+
+def _rows(sae: SAE, indices: Sequence[int]) -> list[Feature]:
+    rows = list(sae.features.filter(index__in=indices).order_by("index"))
+    for row in rows:
+        row.sae = sae
+    return rows
 
 
 def _started(job: RunningJob) -> Any:

@@ -15,6 +15,7 @@ from inference.client import (
     Event,
     FailedEvent,
     GenerationRequest,
+    PromptLogprobsEvent,
     SamplingParams,
     ScoresEvent,
     Scoring,
@@ -24,6 +25,7 @@ from inference.interventions import Site
 from inference.registry.model_card import ModelCard
 from inference.runs import JOB_PRIORITY, Run, SequenceFailedError
 from inference.steering_refs import PublishedVersion, SAERef, SAESource, SteeringRef, SteeringSpec
+from steering.effects.output_tokens import NUM_BASE, NUM_STEERED, PUSH, Distribution, output_tokens
 from steering.effects.recipe import OPENINGS, EffectRecipe, EffectResult, Sample, output_score
 from steering.effects.strength_search import StrengthSearch
 from steering.errors import EvaluationError, SAENotMeasuredError
@@ -88,6 +90,8 @@ class EffectProbe:
     """Of each feature, the mean over the tokens of the unsteered samples."""
     base: tuple[dict[int, tuple[float, int]], ...] = ()
     """By opening: log-probability and rank of each token after it, without steering."""
+    usual: tuple[dict[int, float], ...] = ()
+    """Log-probabilities of the most likely tokens at each place of the answers in ``texts``, without steering."""
 
     @classmethod
     async def prepare(
@@ -108,9 +112,11 @@ class EffectProbe:
         written = await bare._write(repeated, None, recipe.sample_tokens)
         read = await bare._reread(repeated, written)
         base = tuple([await bare._distribution(opening) for opening in OPENINGS])
+        bare = replace(bare, texts=texts)
+        (usual,) = await bare._top_tokens([None], NUM_BASE)
         return replace(
             bare,
-            texts=texts,
+            usual=tuple(dict(place) for place in usual),
             before=tuple(one or _Written((), "") for one in written[: recipe.num_samples]),
             nll=tuple(x for part in read for x in part.nll),
             activations=_mean_activations(read),
@@ -151,6 +157,40 @@ class EffectProbe:
             )
         ]
 
+    async def output_tokens(self, features: Sequence[FeatureTarget]) -> list[list[tuple[str, float]]]:
+        """Return the output tokens of each feature as text, with their parts; none where steering is unstable."""
+        refs = [await self._steer(feature, PUSH / self._size(feature)) for feature in features]
+        found = await self._top_tokens(refs, NUM_STEERED)
+        text = self.model.text
+        return [
+            [(text.decode([token_id]), part) for token_id, part in output_tokens(self.usual, places)] if places else []
+            for places in found
+        ]
+
+    async def _top_tokens(self, refs: Sequence[SteeringRef | None], count: int) -> list[list[Distribution]]:
+        """Return the most likely tokens at each place of the answers in ``texts``; empty where steering is unstable."""
+        params = SamplingParams(max_tokens=0, prompt_logprobs=count)
+        requests = [
+            self._request((*text.prompt, *text.answer), params, ref, n * len(self.texts) + place)
+            for n, ref in enumerate(refs)
+            for place, text in enumerate(self.texts)
+        ]
+        read = {
+            event.index: [one.top for one in event.logprobs if one is not None]
+            for events in await self._events(requests)
+            for event in events
+            if isinstance(event, PromptLogprobsEvent)
+        }
+        results: list[list[Distribution]] = []
+        for n in range(len(refs)):
+            own = [read.get(n * len(self.texts) + place) for place in range(len(self.texts))]
+            answers = [
+                [] if places is None else places[len(places) - len(text.answer) :]
+                for places, text in zip(own, self.texts, strict=True)
+            ]
+            results.append([place for places in answers for place in places] if all(own) else [])
+        return results
+
     def encode(self, prompt: str) -> tuple[int, ...]:
         """Return the tokens of a prompt: as a user message if the model has a chat template, else as plain text."""
         text = self.model.text
@@ -159,13 +199,18 @@ class EffectProbe:
         return tuple(text.encode(prompt))
 
     def _search(self, target: FeatureTarget) -> StrengthSearch:
+        size = self._size(target)
+        return StrengthSearch(self.recipe.target, self.recipe.push_cap / size, FIRST_PUSH / size)
+
+    def _size(self, target: FeatureTarget) -> float:
+        """Return the relative size of a step of raw strength 1. Raise SAENotMeasuredError."""
         size = push(1.0, target.scales)
         if not size:
             raise SAENotMeasuredError(
                 f"The relative size of feature {target.index} is unknown, so its strength cannot be capped. Measure "
                 "the SAE first."
             )
-        return StrengthSearch(self.recipe.target, self.recipe.push_cap / size, FIRST_PUSH / size)
+        return size
 
     async def _steer(self, target: FeatureTarget, raw: float) -> SteeringRef:
         """Return the compiled edit that profiles and requests get by default: ``add`` on all tokens."""

@@ -1,12 +1,14 @@
 """Measured effects in the database, and as files that travel with an SAE.
 
-A file is JSON lines, optionally gzipped. Its first line describes the measurement, every other line one feature::
+A file is JSON lines, optionally gzipped. Its first line describes the measurement, every other line one feature. A
+line without a strength has only the output tokens::
 
     {"format": "millm.feature_effects", "format_version": 1, "sae": "abc...", "recipe": "...", "before": [
         {"prompt": "Tell me a story.", "text": "Once ..."}]}
     {"index": 7, "strength": 9.5, "kl": 0.59, "push": 0.31, "is_capped": false, "output_score": 0.2,
      "base_output_score": 0.01, "steered_activation": 0.11, "base_activation": 0.0, "fluency": 1.3,
-     "curve": [[9.5, 0.59]], "after": ["The rain ..."]}
+     "curve": [[9.5, 0.59]], "after": ["The rain ..."], "output_tokens": [[" rain", 0.12]]}
+    {"index": 8, "output_tokens": [[" sun", 0.07]]}
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
@@ -22,6 +24,7 @@ from typing import IO, Any
 from django.db import transaction
 from django.utils import timezone
 
+from core.text import is_storable
 from steering.effects.recipe import VERSION, EffectRecipe, EffectResult, Sample
 from steering.features.label_files import MAX_PROBLEMS, read_records
 from steering.models import SAE, Feature, FeatureEffect
@@ -31,11 +34,13 @@ from steering.spec.fields import Fields
 from steering.spec.units import MAX_PUSH, MAX_STRENGTH
 
 FORMAT = "millm.feature_effects"
-_VERSION = 1
+_VERSION = 2
 _MAX_RECIPE = 200
 _MAX_SAMPLES = 16
 _MAX_SAMPLE_CHARS = 4000
 _MAX_POINTS = 32
+_MAX_TOKENS = 64
+_MAX_TOKEN_CHARS = 200
 _BATCH = 500
 _WRITTEN = (
     *("strength", "kl", "push", "is_capped", "output_score", "base_output_score", "steered_activation"),
@@ -86,6 +91,15 @@ def store_effects(
     return len(rows)
 
 
+@transaction.atomic
+def store_output_tokens(*, sae: SAE, found: Mapping[int, Sequence[tuple[str, float]]]) -> int:
+    """Replace the output tokens of features, by index, and return the number of features."""
+    rows = list(Feature.objects.filter(sae=sae, index__in=found).only("pk", "index"))
+    for row in rows:
+        row.output_tokens = [[text, _short(part)] for text, part in found[row.index] if is_storable(text)]
+    return Feature.objects.bulk_update(rows, ["output_tokens"], batch_size=_BATCH)
+
+
 def not_measured(feature: Feature) -> str:
     """Return the message for a feature without a measured effect."""
     return (
@@ -95,12 +109,14 @@ def not_measured(feature: Feature) -> str:
 
 
 def export_effects(sae: SAE, path: Path) -> int:
-    """Write the effects of an SAE to a file, gzipped if its name ends with .gz. Return their number."""
-    rows = list(FeatureEffect.objects.filter(sae=sae).order_by("feature__index").select_related("feature"))
-    data = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in _lines(sae, rows)).encode()
+    """Write the effects of an SAE to a file, gzipped if its name ends with .gz. Return the number of features."""
+    rows = list(FeatureEffect.objects.filter(sae=sae))
+    written = dict(sae.features.exclude(output_tokens=[]).values_list("index", "output_tokens"))
+    lines = list(_lines(sae, rows, written))
+    data = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines).encode()
     # Without a time of day, so that the same effects give the same file.
     path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
-    return len(rows)
+    return len(lines) - 1
 
 
 def import_effects(sae: SAE, path: Path) -> int:
@@ -115,16 +131,19 @@ def import_effects(sae: SAE, path: Path) -> int:
 def import_effects_file(sae: SAE, file: IO[bytes], name: str) -> int:
     """Import an open, seekable file. See :func:`import_effects`."""
     problems: list[Problem] = []
-    results: dict[int, EffectResult] = {}
+    results: dict[int, EffectResult | None] = {}
+    written: dict[int, tuple[tuple[str, float], ...]] = {}
     header: tuple[str, tuple[Sample, ...]] | None = None
     for where, value in read_records(file, name):
         if header is None:
             header = _read_header(Fields(value, where, problems), sae)
         else:
-            result = _read_result(Fields(value, where, problems), header[1], sae.d_sae)
-            if result.index in results and not problems:
-                problems.append(Problem(f"{where}.index", f"Feature {result.index} is listed twice."))
-            results[result.index] = result
+            index, result, tokens = _read_feature(Fields(value, where, problems), header[1], sae.d_sae)
+            if index in results and not problems:
+                problems.append(Problem(f"{where}.index", f"Feature {index} is listed twice."))
+            results[index] = result
+            if tokens:
+                written[index] = tokens
         if len(problems) >= MAX_PROBLEMS:
             break
     if header is None:
@@ -132,12 +151,15 @@ def import_effects_file(sae: SAE, file: IO[bytes], name: str) -> int:
     if header is None or problems:
         raise InvalidSpecError(problems)
     now = timezone.now()
-    count = store_effects(sae=sae, results=results.values(), recipe=header[0], measured_at=now, is_imported=True)
+    with transaction.atomic():
+        measured = [result for result in results.values() if result is not None]
+        store_effects(sae=sae, results=measured, recipe=header[0], measured_at=now, is_imported=True)
+        store_output_tokens(sae=sae, found=written)
     registered_saes.invalidate()  # edits of requests with the strength "auto" are cached there
-    return count
+    return len(results)
 
 
-def _lines(sae: SAE, rows: Sequence[FeatureEffect]) -> Iterator[dict[str, Any]]:
+def _lines(sae: SAE, rows: Sequence[FeatureEffect], written: Mapping[int, list[list[Any]]]) -> Iterator[dict[str, Any]]:
     first = max(rows, key=lambda row: len(row.samples), default=None)
     before = [] if first is None else first.samples
     yield {
@@ -148,10 +170,17 @@ def _lines(sae: SAE, rows: Sequence[FeatureEffect]) -> Iterator[dict[str, Any]]:
         "before": [{"prompt": one["prompt"], "text": one["before"]} for one in before],
     }
     prompts = [one["prompt"] for one in before]
-    for row in rows:
+    indices = dict(sae.features.filter(pk__in=[row.feature_id for row in rows]).values_list("pk", "index"))
+    by_index = {indices[row.feature_id]: row for row in rows}
+    for index in sorted(by_index.keys() | written.keys()):
+        tokens = {"output_tokens": written[index]} if index in written else {}
+        row = by_index.get(index)
+        if row is None:
+            yield {"index": index, **tokens}
+            continue
         after = {one["prompt"]: one["after"] for one in row.samples}
         yield {
-            "index": row.feature.index,
+            "index": index,
             "strength": _short(row.strength),
             "kl": _short(row.kl),
             "push": _short(row.push),
@@ -163,6 +192,7 @@ def _lines(sae: SAE, rows: Sequence[FeatureEffect]) -> Iterator[dict[str, Any]]:
             "fluency": _short(row.fluency),
             "curve": [[_short(value) for value in point] for point in row.curve],
             "after": [after.get(prompt, "") for prompt in prompts],
+            **tokens,
         }
 
 
@@ -184,12 +214,40 @@ def _read_header(fields: Fields, sae: SAE) -> tuple[str, tuple[Sample, ...]]:
     return recipe, before
 
 
-def _read_result(fields: Fields, before: Sequence[Sample], d_sae: int) -> EffectResult:
+def _read_feature(
+    fields: Fields, before: Sequence[Sample], d_sae: int
+) -> tuple[int, EffectResult | None, tuple[tuple[str, float], ...]]:
+    """Return the index, the effect if the record has one, and the output tokens."""
+    index = fields.integer("index", minimum=0, maximum=d_sae - 1, code="invalid_feature")
+    tokens = _read_tokens(fields)
+    result = _read_result(fields, index, before) if fields.value("strength") is not None or not tokens else None
+    fields.refuse_others()
+    return index, result, tokens
+
+
+def _read_tokens(fields: Fields) -> tuple[tuple[str, float], ...]:
+    value = fields.value("output_tokens")
+    found = [] if value is None else value
+    if not isinstance(found, list) or len(found) > _MAX_TOKENS or not all(map(_is_token, found)):
+        fields.report("output_tokens", f"Expected at most {_MAX_TOKENS} pairs [text, number].")
+        return ()
+    return tuple((str(text), float(part)) for text, part in found)
+
+
+def _is_token(value: object) -> bool:
+    if not (isinstance(value, list) and len(value) == 2):
+        return False
+    text, part = value
+    is_number = isinstance(part, int | float) and not isinstance(part, bool) and 0 <= part <= MAX_STRENGTH
+    return is_number and isinstance(text, str) and len(text) <= _MAX_TOKEN_CHARS and is_storable(text)
+
+
+def _read_result(fields: Fields, index: int, before: Sequence[Sample]) -> EffectResult:
     after = fields.texts("after", max_length=_MAX_SAMPLES)
     if len(after) > len(before):
         fields.report("after", f"Expected at most {len(before)} texts, got {len(after)}.")
-    result = EffectResult(
-        index=fields.integer("index", minimum=0, maximum=d_sae - 1, code="invalid_feature"),
+    return EffectResult(
+        index=index,
         strength=fields.number("strength", limit=MAX_STRENGTH, default=0.0),
         kl=fields.positive("kl") or 0.0,
         push=fields.number("push", limit=MAX_PUSH, default=0.0),
@@ -202,8 +260,6 @@ def _read_result(fields: Fields, before: Sequence[Sample], d_sae: int) -> Effect
         curve=_read_curve(fields),
         samples=tuple(Sample(one.prompt, one.before, text) for one, text in zip(before, after, strict=False) if text),
     )
-    fields.refuse_others()
-    return result
 
 
 def _read_curve(fields: Fields) -> tuple[tuple[float, float], ...]:

@@ -186,7 +186,7 @@ def _matches(rows: FeatureQuerySet, text: str, *, by_words: bool) -> FeatureQuer
         try:
             matches = match_meaning(rows, FeatureSearch(text, _MAX_BY_MEANING, by_tokens=True))
         except MeaningUnavailableError:
-            matches = MeaningMatches({}, {})
+            matches = MeaningMatches({}, {}, {})
         if best := list(matches.scores)[:_MAX_BY_MEANING]:
             places = [When(pk=pk, then=Value(place)) for place, pk in enumerate(best)]
             cosines = [When(pk=pk, then=Value(matches.relevance(pk))) for pk in best]

@@ -50,6 +50,7 @@ class FeatureRecord:
     max_activation: float | None
     density: float | None
     top_tokens: tuple[str, ...]
+    output_tokens: tuple[tuple[str, float], ...] = ()
     label_score: float | None = None
     relevance: float | None = None
     steers_well: float | None = None
@@ -312,6 +313,7 @@ def _record(row: Feature, *, relevance: float | None = None, steers_well: float 
         max_activation=row.max_activation,
         density=row.density,
         top_tokens=tuple(row.top_tokens),
+        output_tokens=tuple((text, part) for text, part in row.output_tokens),
         label_score=row.label_score,
         relevance=relevance,
         steers_well=steers_well,

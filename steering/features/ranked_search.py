@@ -1,22 +1,32 @@
-"""Search features by words, by meaning or by both, and sort the results by relevance or by how well they steer."""
+"""Search features by words, by meaning or by both, and sort the results by relevance or by how well they steer.
+
+Searches by meaning also find features that write what the query means, whatever their labels say. Sorted by how well
+they steer, these come first, by how much their output tokens match, times the relevance of their labels plus how well
+they steer at all.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 from django.db.models import F
 
+from steering.errors import MeaningUnavailableError
 from steering.features.search import IN_ORDER, FeatureQuerySet
 from steering.features.semantic_search import DEPTH, NearLabels, QueryEmbedding, fuse_scores, nearest
-from steering.features.token_meaning import similarities
+from steering.features.token_meaning import output_matches, similarities
 from steering.models import SAE, Feature
 
 Sort = Literal["relevance", "steers_well"]
 STEERING_DEPTH = 50
 """With `steers_well`, this many of the most relevant results by meaning are sorted: all features mean something."""
 MIN_SIMILARITY = 0.2
+MIN_OUTPUT = 0.02
+"""A feature whose output tokens match the query by less, in nats, does not write what it means."""
+_ANY = 0.1  # the weight of matching output tokens of a feature whose label has nothing to do with the query
 _MAX_SAES = 16
 
 
@@ -58,16 +68,25 @@ def search_features(rows: FeatureQuerySet, search: FeatureSearch) -> list[FoundF
     order, scores = list(found.scores), found.scores
     if search.sort == "steers_well":
         steering = _steers_well(order[:STEERING_DEPTH])
-        order = sorted(steering, key=lambda pk: (steering[pk] is None, -(steering[pk] or 0.0), -scores[pk]))
+        toward = {
+            pk: found.outputs.get(pk, 0.0) * (_ANY + (found.relevance(pk) or 0.0) + (steering[pk] or 0.0))
+            for pk in steering
+        }
+        order = sorted(
+            steering, key=lambda pk: (-toward[pk], steering[pk] is None, -(steering[pk] or 0.0), -scores[pk])
+        )
     return _found(rows, {pk: found.relevance(pk) for pk in order[search.offset : search.offset + search.limit]})
 
 
 @dataclass(frozen=True, slots=True)
 class MeaningMatches:
-    """The matches by words and by meaning: fused scores by primary key, the best first, and cosines of labels."""
+    """The matches by words and by meaning: fused scores by primary key, the best first, cosines of labels, and how much
+    the output tokens of features match, where they do.
+    """
 
     scores: dict[int, float]
     cosines: Mapping[int, float]
+    outputs: Mapping[int, float]
 
     def relevance(self, pk: int) -> float | None:
         """Return the cosine similarity with the query, from 0 to 1; None if the label has no embedding."""
@@ -76,17 +95,33 @@ class MeaningMatches:
 
 
 def match_meaning(rows: FeatureQuerySet, search: FeatureSearch) -> MeaningMatches:
-    """Return all matches by words and by meaning."""
+    """Return all matches by words, by the meaning of labels, and by the meaning of output tokens."""
     by_words = [] if not search.text.strip() else list(rows.search(search.text).values_list("pk", flat=True)[:DEPTH])
     meaning = search.meaning
     near = nearest_tokens(rows, search.text) if meaning is None else nearest(rows, meaning, by_words)
-    return MeaningMatches(fuse_scores([by_words, near.order]), near.cosines)
+    outputs = _outputs(rows, search.text)
+    return MeaningMatches(fuse_scores([by_words, near.order, list(outputs)]), near.cosines, outputs)
+
+
+def _outputs(rows: FeatureQuerySet, text: str) -> dict[int, float]:
+    """Return how much the output tokens of features match, the best first."""
+    found: dict[int, float] = {}
+    for sae in _saes(rows.exclude(output_tokens=[])):
+        with suppress(MeaningUnavailableError):  # labels embedded by a registered model are searched all the same
+            found |= {pk: match for pk, match in output_matches(sae, text).items() if match >= MIN_OUTPUT}
+    allowed = set(rows.order_by().filter(pk__in=found).values_list("pk", flat=True))
+    order = sorted((pk for pk in found if pk in allowed), key=lambda pk: (-found[pk], pk))[:DEPTH]
+    return {pk: found[pk] for pk in order}
+
+
+def _saes(rows: FeatureQuerySet) -> Sequence[SAE]:
+    found = SAE.objects.filter(pk__in=rows.order_by().values("sae_id").distinct()).select_related("model")
+    return list(found[:_MAX_SAES])
 
 
 def nearest_tokens(rows: FeatureQuerySet, text: str) -> NearLabels:
     """Return the features with the most similar labels by token embeddings. Raise MeaningUnavailableError."""
-    saes = SAE.objects.filter(pk__in=rows.order_by().values("sae_id").distinct()).select_related("model")
-    found = {pk: value for sae in saes[:_MAX_SAES] for pk, value in similarities(sae, text).items()}
+    found = {pk: value for sae in _saes(rows) for pk, value in similarities(sae, text).items()}
     near = sorted((pk for pk in found if found[pk] >= MIN_SIMILARITY), key=lambda pk: (-found[pk], pk))[:DEPTH]
     allowed = set(rows.order_by().filter(pk__in=near).values_list("pk", flat=True))
     return NearLabels([pk for pk in near if pk in allowed], found)

@@ -129,6 +129,11 @@ class Feature(models.Model):
     density = models.FloatField(null=True, blank=True, help_text="Share of tokens on which it is active.")
     decoder_norm = models.FloatField(null=True, blank=True, help_text="L2 norm of its decoder row.")
     top_tokens = models.JSONField(default=list, blank=True, help_text="Tokens on which it is most active.")
+    output_tokens = models.JSONField(
+        default=list,
+        blank=True,
+        help_text="Tokens that steering with it makes likely: their texts and parts of the divergence.",
+    )
     examples = models.JSONField(
         default=list, blank=True, help_text="Texts on which it is most active: tokens and values."
     )

@@ -29,9 +29,17 @@ from steering.demo.install import ARTIFACTS
 from steering.effects import job as effects_job
 from steering.effects import probe as effects_probe
 from steering.effects.job import live_features, open_lens, request_effects, run_effects
+from steering.effects.output_tokens import NUM_TOKENS, PUSH, output_tokens
 from steering.effects.probe import EffectProbe, MeasuredFeature
 from steering.effects.recipe import OPENINGS, EffectRecipe, EffectResult, Sample, output_score
-from steering.effects.store import export_effects, import_effects, import_effects_file, recipe_text, store_effects
+from steering.effects.store import (
+    export_effects,
+    import_effects,
+    import_effects_file,
+    recipe_text,
+    store_effects,
+    store_output_tokens,
+)
 from steering.effects.strength_search import MAX_EVALUATIONS, TOLERANCE, StrengthSearch
 from steering.errors import EvaluationError, SAENotMeasuredError
 from steering.models import SAE, Feature, FeatureEffect
@@ -130,6 +138,24 @@ class TestRecipe:
         assert recipe_text(EffectRecipe()) != recipe_text(EffectRecipe(seed=8))
 
 
+class TestOutputTokens:
+    def test_parts_are_those_of_the_divergence(self):
+        base, steered = (torch.randn(5, 40, generator=torch.manual_seed(n)).double().log_softmax(-1) for n in (1, 2))
+        parts = (steered.exp() * (steered - base)).mean(0)
+        everything = [dict(enumerate(row.tolist())) for row in base]
+        found = output_tokens(everything, [list(enumerate(row.tolist())) for row in steered])
+        assert len(found) == NUM_TOKENS
+        best = parts.topk(NUM_TOKENS)
+        assert [token_id for token_id, _ in found] == best.indices.tolist()
+        assert [part for _, part in found] == pytest.approx(best.values.tolist())
+
+    def test_a_token_that_was_unlikely_counts_as_the_last_that_is_known(self):
+        assert output_tokens([{1: -1.0, 2: -3.0}], [[(7, -1.0)]]) == [(7, pytest.approx(math.exp(-1) * 2))]
+
+    def test_tokens_that_become_less_likely_are_no_output(self):
+        assert output_tokens([{1: -0.5, 2: -3.0}], [[(1, -1.0), (2, -3.0)]]) == []
+
+
 @pytest.fixture
 def stored(sae) -> SAE:
     store_effects(sae=sae, results=[RESULT, replace(RESULT, index=2)], recipe="r", measured_at=timezone.now())
@@ -161,6 +187,19 @@ class TestFiles:
         assert (tmp_path / name).read_bytes() == first
         assert import_effects(stored, tmp_path / name) == 2, "again: a no-op"
 
+    def test_output_tokens_travel_too(self, stored, tmp_path):
+        tokens = {2: [(" rain", 0.25), ("\n", 0.125)], 5: [(" sea", 0.5), ("\0", 0.1)]}
+        assert store_output_tokens(sae=stored, found=tokens) == 2
+        lines = self.lines(stored, tmp_path)
+        assert json.loads(lines[3]) == {"index": 5, "output_tokens": [[" sea", 0.5]]}
+        stored.features.update(output_tokens=[])
+        FeatureEffect.objects.all().delete()
+        assert self.load(stored, lines) == 3
+        assert FeatureEffect.objects.count() == 2
+        assert stored.features.get(index=2).output_tokens == [[" rain", 0.25], ["\n", 0.125]]
+        assert stored.features.get(index=5).output_tokens == [[" sea", 0.5]]
+        assert self.lines(stored, tmp_path) == lines
+
     def test_of_another_sae(self, stored, other_sae, tmp_path):
         with pytest.raises(InvalidSpecError, match="other weights than those of other-sae") as refused:
             self.load(other_sae, self.lines(stored, tmp_path))
@@ -178,6 +217,12 @@ class TestFiles:
             ("curve", [[1, 2]] * 40, "at most 32"),
             ("after", ["a", "b"], "at most 1 texts"),
             ("other", 1, "Unknown field"),
+            ("output_tokens", "abc", "pairs"),
+            ("output_tokens", [["a", -1]], "pairs"),
+            ("output_tokens", [["a", True]], "pairs"),
+            ("output_tokens", [["\0", 1]], "pairs"),
+            ("output_tokens", [[1, 1]], "pairs"),
+            ("output_tokens", [["a", 1]] * 65, "at most 64"),
         ],
     )
     def test_wrong_fields(self, stored, tmp_path, field, value, message):
@@ -249,6 +294,23 @@ class TestPage:
         assert "12 features measured, 28 skipped" in show({"sae": 7, "measured": 12, "skipped": 28})
 
 
+def steered_distributions(module, layer, skipped, ids, vector):
+    """Return log-probabilities at each place; ``vector`` is added to the layer's output, except on skipped tokens."""
+    places = torch.tensor([[0.0 if token in skipped else 1.0] for token in ids])
+
+    def hook(module, inputs, output):
+        hidden = output[0] if isinstance(output, tuple) else output
+        steered = hidden + places * vector
+        return (steered, *output[1:]) if isinstance(output, tuple) else steered
+
+    handle = decoder_layers(module)[layer].register_forward_hook(hook)
+    try:
+        with torch.no_grad():
+            return module(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+    finally:
+        handle.remove()
+
+
 class CheckpointedJob(RecordedJob):
     checkpoint: dict = {}
 
@@ -285,19 +347,7 @@ class TestInTheEngine:
         weights, skipped = get_compiler().sae(source_of(demo)), probe.model.text.special_token_ids
 
         def distributions(ids, vector):
-            places = torch.tensor([[0.0 if token in skipped else 1.0] for token in ids])
-
-            def hook(module, inputs, output):
-                hidden = output[0] if isinstance(output, tuple) else output
-                steered = hidden + places * vector
-                return (steered, *output[1:]) if isinstance(output, tuple) else steered
-
-            handle = decoder_layers(module)[demo.layer].register_forward_hook(hook)
-            try:
-                with torch.no_grad():
-                    return module(torch.tensor([ids])).logits[0].double().log_softmax(-1)
-            finally:
-                handle.remove()
+            return steered_distributions(module, demo.layer, skipped, ids, vector)
 
         def mean_activation(feature, text):
             """Return the mean over the tokens of an answer."""
@@ -331,6 +381,27 @@ class TestInTheEngine:
             assert sample.before
             assert sample.after
 
+    def test_output_tokens_are_those_of_transformers(self, demo):
+        with asyncio.Runner() as runner:
+            probe = self.probe(demo, runner)
+            targets = [feature.target for feature in self.features(demo, probe, 5, 710)]
+            found = runner.run(probe.output_tokens(targets))
+        module = AutoModelForCausalLM.from_pretrained(ARTIFACTS / "model", attn_implementation="eager").float().eval()
+        weights, skipped = get_compiler().sae(source_of(demo)), probe.model.text.special_token_ids
+        for target, tokens in zip(targets, found, strict=True):
+            row, parts = weights.decoder_row(target.index), []
+            step = PUSH * target.scales.reference_norm / row.norm() * row
+            for text in probe.texts:
+                ids, places = [*text.prompt, *text.answer], slice(len(text.prompt) - 1, -1)
+                base, steered = (
+                    steered_distributions(module, demo.layer, skipped, ids, vector)[places]
+                    for vector in (0 * step, step)
+                )
+                parts.append(steered.exp() * (steered - base))
+            best = torch.cat(parts).mean(0).topk(3)
+            assert [text for text, _ in tokens[:3]] == [probe.model.text.decode([i]) for i in best.indices.tolist()]
+            assert [part for _, part in tokens[:3]] == pytest.approx(best.values.tolist(), rel=2e-2)
+
     def test_job_measures_resumes_and_stops(self, demo, monkeypatch):
         demo.features.exclude(index__in=range(700, 720)).update(density=0)
         recipe = replace(QUICK, target=0.1)
@@ -340,7 +411,7 @@ class TestInTheEngine:
         class StoppedJob(CheckpointedJob):
             def progress(self, done: int, total: int, message: str = "") -> None:
                 super().progress(done, total, message)
-                if done == 8:
+                if done == 8 and message == "Measuring features":
                     raise JobCancelled
 
         with pytest.raises(JobCancelled):
@@ -350,6 +421,8 @@ class TestInTheEngine:
         job = CheckpointedJob(params)
         assert run_effects(job) == {"sae": demo.pk, "measured": 12, "skipped": demo.d_sae - 12}
         assert FeatureEffect.objects.count() == 20
+        written = demo.features.exclude(output_tokens=[])
+        assert set(written.values_list("index", flat=True)) == set(range(700, 720))
         assert FeatureEffect.objects.get(pk=first.pk).measured_at == first.measured_at
         assert job.told[-1][:2] == (20, 20)
         assert not job.lines

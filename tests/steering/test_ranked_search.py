@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -14,10 +15,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from core.snapshots import forget_snapshots
 from steering.demo.install import ARTIFACTS, install_demo
 from steering.effects.recipe import EffectResult
-from steering.effects.store import store_effects
+from steering.effects.store import store_effects, store_output_tokens
 from steering.errors import MeaningUnavailableError
 from steering.features.ranked_search import FeatureSearch, search_features
-from steering.features.token_meaning import open_embeddings, similarities
+from steering.features.token_meaning import LabelMeanings, open_embeddings, output_matches, similarities
 from steering.models import SAE, Feature
 
 
@@ -53,10 +54,47 @@ class TestTokens:
         forget_snapshots()
         assert similarities(demo, "rain") == {}
 
+    def test_related_words_are_top_tokens_of_features_with_similar_labels(self, demo):
+        others = ("cat", "dog", "sun", "tree", "house", "king", "song", "bread", "red", "walk")
+        rows = [(n, "rain", [" Rain", " wet", " the", "s"]) for n in range(4)]
+        rows += [(n, f"the {others[n % 10]}", [f" {others[n % 10]}", " the", "s"]) for n in range(4, 400)]
+        related = LabelMeanings.build(open_embeddings(demo), rows).related_words("rain")
+        assert set(related) >= {"rain", "wet"}
+        assert not set(related) & {"the", "s"}, "neither words that are everywhere, nor pieces of words"
+        assert all(0 < weight <= 0.5 for weight in related.values())
+
     def test_model_without_files(self, sae):
         with pytest.raises(MeaningUnavailableError) as refused:
             find(sae, "rain", by_tokens=True)
         assert (refused.value.status, refused.value.param) == (409, "meaning")
+
+
+class TestOutput:
+    @pytest.fixture
+    def writer(self, demo) -> Feature:
+        """A feature that writes of rain, and whose label says something else."""
+        others = demo.features.exclude(label__icontains="rain").order_by("index")
+        tokens = {row.index: [(" the", 0.3), (" and", 0.2)] for row in others[:30]}
+        row = others[7]
+        tokens[row.index] = [(" the", 0.3), (" rain", 0.2)]
+        store_output_tokens(sae=demo, found=tokens)
+        forget_snapshots()
+        found: Feature = row
+        return found
+
+    def test_a_feature_that_writes_what_the_query_means_is_found(self, demo, writer):
+        assert writer not in [one.feature for one in find(demo, "rain", limit=50)]
+        assert writer in [one.feature for one in find(demo, "rain", limit=50, by_tokens=True)]
+        best = find(demo, "rain", by_tokens=True, sort="steers_well")
+        assert best[0].feature == writer
+        matches = output_matches(demo, "rain")
+        assert max(matches, key=lambda pk: matches[pk]) == writer.pk
+        assert matches[writer.pk] == pytest.approx(0.2 * math.log(30), rel=1e-4), "of that token only, by its rarity"
+
+    def test_filters_hold(self, demo, writer):
+        rows = demo.features.exclude(pk=writer.pk)
+        found = search_features(rows, FeatureSearch("rain", 50, sort="steers_well", by_tokens=True))
+        assert writer not in [one.feature for one in found]
 
 
 class TestOrder:
