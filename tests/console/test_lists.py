@@ -1,4 +1,4 @@
-"""Lists: what they say when nothing is in them, their filters, and the sidebar's words for them."""
+"""Lists: what they say when nothing is in them, their filters, and the sidebar's names for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from openai_api.models import LogAccess
 from tests.console.test_pages import client_of
 
 pytestmark = pytest.mark.django_db
-LISTS = [(section, entry) for section, entries in SECTIONS for entry in entries if entry.model]
+LISTS = [(section, tab) for section, entries in SECTIONS for entry in entries for tab in entry.tabs if tab.model]
 JOBS = "/admin/jobs/job/"
 
 
@@ -38,13 +38,13 @@ def content(client: Client, path: str) -> str:
     return client.get(path).content.decode().split('id="content"')[1]
 
 
-@pytest.mark.parametrize(("section", "entry"), LISTS, ids=lambda each: getattr(each, "title", each))
-def test_a_list_is_called_what_the_sidebar_calls_it(root: Client, section, entry):
-    app, name = entry.model.lower().split(".")
+@pytest.mark.parametrize(("section", "tab"), LISTS, ids=lambda each: getattr(each, "title", each))
+def test_a_list_is_called_what_its_tab_is_called(root: Client, section, tab):
+    app, name = tab.model.lower().split(".")
     page = root.get(reverse(f"admin:{app}_{name}_changelist")).content.decode()
-    assert f"<h1>{entry.title}</h1>" in page
+    assert f"<h1>{tab.title}</h1>" in page
     places = re.split(r"&rsaquo;", page.split('<div class="breadcrumbs">')[1].split("</div>")[0])
-    assert [re.sub(r"<[^>]+>", "", place).strip() for place in places] == ["Home", section, entry.title]
+    assert [re.sub(r"<[^>]+>", "", place).strip() for place in places] == ["Home", section, tab.title]
 
 
 def test_pages_of_an_object_lead_back_to_its_list(root: Client):
@@ -53,7 +53,7 @@ def test_pages_of_an_object_lead_back_to_its_list(root: Client):
         page = root.get(reverse(f"admin:auth_group_{act}", args=[group.pk])).content.decode()
         places = page.split('<div class="breadcrumbs">')[1].split("</div>")[0]
         assert '<a href="/admin/auth/group/">Groups</a>' in places
-        assert "Settings" in places
+        assert "Administration" in places
 
 
 @pytest.mark.parametrize("model", [m for m, its in admin.site._registry.items() if hasattr(its, "empty_words")])
@@ -68,7 +68,7 @@ def test_an_empty_list_says_what_would_be_in_it(root: Client, model):
 def test_every_list_of_the_sidebar_has_such_words():
     own = {"openai_api.RequestLog", "audit.AuditEvent"}  # have lists of their own
     never_empty = {"auth.User", "auth.Group"}
-    listed = {entry.model for _, entry in LISTS} - own - never_empty
+    listed = {tab.model for _, tab in LISTS} - own - never_empty
     spoken = {its.opts.label for its in admin.site._registry.values() if hasattr(its, "empty_words")}
     assert listed <= spoken
 

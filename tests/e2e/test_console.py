@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import ConsoleMessage, Page, WebSocketRoute, expect
 
 from tests.conftest import LiveSite
+from tests.e2e.visitor import Visitor
 
 pytestmark = pytest.mark.browser
 
@@ -31,10 +32,10 @@ OTHER_PAGES = (
 
 @pytest.fixture
 def paths(page: Page, live_site: LiveSite) -> list[str]:
-    """All lists of the sidebar, where each can add one, the first object of each, and pages of other kinds."""
+    """All lists, where each can add one, the first object of each, and pages of other kinds."""
     page.goto(f"{live_site.url}/admin/")
-    lists = page.eval_on_selector_all("#console-nav a", "links => links.map(link => link.getAttribute('href'))")
-    assert len(lists) > 15
+    lists = list(Visitor(page).links().values())
+    assert len(lists) > 25
     found = [*lists, *OTHER_PAGES]
     for path in lists:
         page.goto(live_site.url + path)

@@ -6,6 +6,9 @@ import re
 
 from playwright.sync_api import Locator, Page, expect
 
+from console.navigation import SECTIONS, Entry
+
+TITLES = "links => links.map(link => [(link.querySelector('span') ?? link).textContent, link.getAttribute('href')])"
 PASSWORD = "correct horse 7 battery"
 RUN_MS = 120_000
 
@@ -24,14 +27,31 @@ class Visitor:
     def content(self) -> Locator:
         return self.page.locator("#content")
 
+    @property
+    def tabs(self) -> Locator:
+        return self.page.locator("nav.tabs")
+
     def links(self) -> dict[str, str]:
-        """What the sidebar offers: titles and addresses."""
-        read = "links => links.map(link => [link.firstChild.textContent.trim(), link.getAttribute('href')])"
-        return dict(self.page.eval_on_selector_all("#console-nav a", read))
+        """What the sidebar and the tabs of its entries offer: titles and addresses. Returns to the page it began on."""
+        here = self.page.url
+        site = here.partition("/admin/")[0]
+        found: dict[str, str] = {}
+        for title, path in self.page.eval_on_selector_all("#console-nav a", TITLES):
+            self.page.goto(site + path)
+            found |= dict(self.page.eval_on_selector_all(".tabs a", TITLES)) or {title: path}
+        self.page.goto(here)
+        return found
 
     def go(self, title: str) -> None:
-        self.sidebar.get_by_role("link", name=title, exact=True).click()
-        expect(self.sidebar.locator("[aria-current=page]")).to_contain_text(title)
+        """By the entry of the sidebar, and from there by the tab."""
+        entry = next(entry for _, entries in SECTIONS for entry in entries if title in titles_of(entry))
+        either = re.compile(f"^({entry.title}|{title})$")  # an entry of one tab is called what the tab is called
+        self.sidebar.locator("a", has=self.page.locator("span").get_by_text(either)).click()
+        expect(self.sidebar.locator("[aria-current=page] > span").first).to_have_text(either)
+        tab = self.tabs.get_by_role("link", name=title, exact=True)
+        if tab.count():
+            tab.click()
+        expect(self.content.locator("h1")).to_have_text(title)
 
     def follow(self, name: str) -> None:
         self.content.get_by_role("link", name=name).first.click()
@@ -126,3 +146,7 @@ class Visitor:
         for state in columns.locator(".column-state").all():
             expect(state).to_contain_text(re.compile("tokens, (finished|stopped)"), timeout=RUN_MS)
         return [text.inner_text() for text in columns.locator(".answer-text").all()]
+
+
+def titles_of(entry: Entry) -> set[str]:
+    return {tab.title for tab in entry.tabs}
