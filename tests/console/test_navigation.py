@@ -15,6 +15,7 @@ from django.test import Client, RequestFactory
 
 from console.navigation import MORE_ICON, SECTIONS
 from console.pages import PAGES
+from console.search import DOCS_ICON, SOURCES
 from tests.console.test_pages import client_of, staff
 
 pytestmark = pytest.mark.django_db
@@ -113,7 +114,9 @@ def test_the_sprite_holds_the_icons_in_use_and_no_others():
     symbols = set(re.findall(r'<symbol id="([^"]+)"', Path(str(found)).read_text()))
     templates = "".join(path.read_text() for path in (settings.BASE_DIR / "templates").rglob("*.html"))
     named = set(re.findall(r'console/icon.html" with name="([^"]+)"', templates))
-    assert symbols == named | {entry.icon for _, entries in SECTIONS for entry in entries} | {MORE_ICON}
+    named |= {entry.icon for _, entries in SECTIONS for entry in entries} | {MORE_ICON, DOCS_ICON}
+    assert {source.icon for source in SOURCES} <= named
+    assert symbols == named
 
 
 def test_a_popup_has_no_frame(root: Client):

@@ -24,7 +24,7 @@ NO_PAGES = {
     # asked for by scripts
     *("autocomplete", "jsi18n", "view_on_site", "inference_languagemodel_live", "steering_feature_lens"),
     *("steering_feature_neighbours", "steering_feature_test"),
-    *("console_playground_features", "console_playground_labels", "console_playground_draft"),
+    *("console_playground_features", "console_playground_labels", "console_playground_draft", "console_palette"),
     "console_playground_feature",  # leads on to the feature's own page
     # what forms are sent to
     *("console_install_demo", "inference_languagemodel_act", "jobs_job_cancel", "jobs_job_retry"),

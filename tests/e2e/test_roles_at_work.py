@@ -93,12 +93,16 @@ def is_refused(page: Page, paths: list[str]) -> None:
 
 
 def finds(visitor: Visitor, text: str) -> bool:
-    """By the search in the bar."""
-    box = visitor.page.get_by_role("searchbox", name="Search models, profiles, SAEs and features")
-    box.fill(text)
-    box.press("Enter")
-    expect(visitor.page).to_have_title("Search | miLLM")
-    return visitor.content.get_by_role("link", name=text).count() > 0
+    """In the palette, and on the page of the search."""
+    palette = visitor.page.get_by_role("dialog", name="Search")
+    visitor.page.keyboard.press("Control+k")
+    palette.get_by_role("combobox").fill(text)
+    expect(palette.locator("#palette-found")).to_have_attribute("aria-busy", "false")
+    is_found = palette.get_by_role("option", name=text).count() > 0
+    visitor.page.keyboard.press("Escape")
+    visitor.page.goto(f"{visitor.page.url.partition('/admin/')[0]}/admin/search/?q={text}")
+    assert (visitor.content.get_by_role("link", name=text).count() > 0) == is_found
+    return is_found
 
 
 def test_a_researcher_steers_and_sees_nothing_of_others(visitor: Visitor, live_site: LiveSite, secret: str):
