@@ -67,3 +67,15 @@ class Playground(models.Model):
 
     def __str__(self) -> str:
         return "Playground"
+
+
+class ServerSettings(models.Model):
+    """Defines the permission to view the server's settings. Has no table."""
+
+    class Meta:
+        managed = False
+        default_permissions = ()
+        permissions = (("view_settings", "Can view the server's settings"),)
+
+    def __str__(self) -> str:
+        return "Server settings"

@@ -21,6 +21,7 @@ class MillmSiteConfig(AppConfig):
     verbose_name = "miLLM"
 
     def ready(self) -> None:
+        from millm_site import setting_list  # noqa: F401 - registers its page
         from millm_site.database import stop_embedded
 
         register(unknown_variables, Tags.compatibility)

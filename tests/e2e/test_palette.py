@@ -1,4 +1,4 @@
-"""The command palette and the keys for lists, in a browser: by keyboard alone, in both themes, on a telephone."""
+"""The palette, the keys for lists and the filter of the settings, in a browser, in both themes, on a telephone."""
 
 from __future__ import annotations
 
@@ -192,3 +192,24 @@ def test_without_scripts_the_button_leads_to_a_page(page: Page, live_site: LiveS
     field.press("Enter")
     expect(page).to_have_title(re.compile("^Search"))
     expect(page.locator("#content").get_by_role("link", name="gloomy").first).to_be_visible()
+
+
+def test_settings_are_filtered_as_one_types(page: Page, live_site: LiveSite):
+    page.goto(f"{live_site.url}/admin/settings/")
+    rows = page.locator("#settings-list tbody tr")
+    expect(page.get_by_role("status").filter(has_text="settings")).to_have_text(f"{rows.count()} settings")
+    page.keyboard.press("/")
+    field = page.get_by_role("searchbox", name="Filter settings")
+    expect(field).to_be_focused()
+    page.keyboard.type("retention LOG text")
+    expect(rows.locator("visible=true")).to_have_count(1)
+    expect(rows.locator("visible=true")).to_contain_text("MILLM_LOG_TEXT_RETENTION_DAYS")
+    field.fill("nothing is called this")
+    expect(page.get_by_text("No matching settings.")).to_be_visible()
+    field.fill("")
+    page.get_by_label("Only changed").check()
+    changed = rows.locator("visible=true")
+    expect(changed.filter(has_text="MILLM_HOME")).to_contain_text("environment")
+    expect(changed.filter(has_text="MILLM_ADMIN_PASSWORD")).to_contain_text("secret, set")
+    expect(page.locator("#content")).not_to_contain_text(live_site.admin_password)
+    assert 0 < changed.count() < 15

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 from django.core.management import BaseCommand, CommandError
-from pydantic import SecretStr
-from pydantic.fields import FieldInfo
 
-from millm_site.config_file import PREFIX
-from millm_site.env import PROJECT_DIR, Environment
+from millm_site.env import PROJECT_DIR
+from millm_site.setting_list import SettingDoc, setting_docs
 
 PATH = PROJECT_DIR / "docs" / "settings.md"
 HEAD = """# Settings
@@ -33,43 +31,25 @@ memory_budget = "12GB"
 Precedence, highest first: options of `manage.py serve` (`--host`, `--port`, `--api-key`), environment variables, the
 file, defaults. Restrict a file with secrets to its user (`chmod 600`).
 
+*Settings* in the console shows the value of each setting and where it comes from, without secrets, to users with the
+permission `console.view_settings`. Values are read when the server starts; changes need a restart.
+
 | variable | default | description |
 |---|---|---|
 """
 
 
 def settings_page() -> str:
-    return HEAD + "".join(_row(name, field) for name, field in Environment.model_fields.items())
+    return HEAD + "".join(_row(doc) for doc in setting_docs())
 
 
 def is_up_to_date(path: Path = PATH) -> bool:
     return path.is_file() and path.read_text() == settings_page()
 
 
-def _row(name: str, field: FieldInfo) -> str:
-    meaning = (field.description or "") + _choices(field)
-    return f"| `{PREFIX}{name.upper()}` | {_default(field)} | {meaning} |\n"
-
-
-def _choices(field: FieldInfo) -> str:
-    if get_origin(field.annotation) is not Literal:
-        return ""
-    choices = [f"`{choice}`" for choice in get_args(field.annotation) if choice]
-    return f" One of {', '.join(choices)}."
-
-
-def _default(field: FieldInfo) -> str:
-    value = field.default
-    if isinstance(value, SecretStr):
-        value = value.get_secret_value()
-    if isinstance(value, Path):
-        value = value.relative_to(PROJECT_DIR)
-    if isinstance(value, tuple):
-        value = ",".join(value)
-    if isinstance(value, bool):
-        value = str(value).lower()
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    return f"`{text}`" if text else ""
+def _row(doc: SettingDoc) -> str:
+    default = f"`{doc.default}`" if doc.default else ""
+    return f"| `{doc.variable}` | {default} | {doc.description} |\n"
 
 
 class Command(BaseCommand):
