@@ -7,6 +7,7 @@ import re
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
+from openai_api.keys.record import PREFIX_LENGTH, new_key
 from tests.conftest import LiveSite
 from tests.e2e.test_console import AXE, RUN_AXE
 
@@ -128,6 +129,15 @@ def test_what_fails_is_said(page: Page, palette: Locator):
     expect(palette.get_by_role("status")).to_have_text("You are logged out. Reload the page to log in.")
 
 
+def test_a_pasted_key_stays_in_the_browser_but_for_its_prefix(page: Page, palette: Locator):
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    key = new_key()
+    type_in(palette, f" {key} ")
+    (url,) = [url for url in asked if "/search/palette/" in url]
+    assert url.endswith(f"?q={key[:PREFIX_LENGTH]}")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1400, 390])
 def test_it_passes_axe_and_fits(page: Page, live_site: LiveSite, width: int, scheme: str):
@@ -209,7 +219,7 @@ def test_settings_are_filtered_as_one_types(page: Page, live_site: LiveSite):
     field.fill("")
     page.get_by_label("Only changed").check()
     changed = rows.locator("visible=true")
-    expect(changed.filter(has_text="MILLM_HOME")).to_contain_text("environment")
-    expect(changed.filter(has_text="MILLM_ADMIN_PASSWORD")).to_contain_text("secret, set")
+    expect(page.get_by_role("row", name=re.compile("^MILLM_HOME "))).to_contain_text("environment")
+    expect(page.get_by_role("row", name=re.compile("^MILLM_ADMIN_PASSWORD "))).to_contain_text("secret, set")
     expect(page.locator("#content")).not_to_contain_text(live_site.admin_password)
     assert 0 < changed.count() < 15

@@ -2,6 +2,7 @@
 // the user can find. Follows the ARIA combobox pattern: the focus stays in the field, aria-activedescendant moves.
 
 const WAIT_MS = 120; // after the last key, before the server is asked
+const KEY = /^(sk-millm-.{4}).+$/s; // a pasted API key: only the prefix that lists show leaves the browser
 
 const dialog = document.getElementById("palette");
 const field = dialog.querySelector("input");
@@ -87,7 +88,7 @@ async function search() {
   const asked = (running = new AbortController());
   list.setAttribute("aria-busy", "true");
   try {
-    const url = `${dialog.dataset.url}?${new URLSearchParams({ q: field.value })}`;
+    const url = `${dialog.dataset.url}?${new URLSearchParams({ q: field.value.trim().replace(KEY, "$1") })}`;
     const answer = await fetch(url, { signal: asked.signal, headers: { Accept: "application/json" } });
     if (answer.redirected) throw new Error("You are logged out. Reload the page to log in.");
     if (!answer.ok) throw new Error(`The search failed with status ${answer.status}. Try again.`);
