@@ -95,6 +95,7 @@ def is_refused(page: Page, paths: list[str]) -> None:
 def finds(visitor: Visitor, text: str) -> bool:
     """In the palette, and on the page of the search."""
     palette = visitor.page.get_by_role("dialog", name="Search")
+    visitor.page.wait_for_load_state()  # the script that knows the key is there
     visitor.page.keyboard.press("Control+k")
     palette.get_by_role("combobox").fill(text)
     expect(palette.locator("#palette-found")).to_have_attribute("aria-busy", "false")
