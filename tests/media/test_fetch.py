@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from media.fetch import FetchError, FetchRules, fetch, is_public
+from core.outbound import OutboundError, OutboundRules, is_public, is_public_or_private
+from media.fetch import fetch
 
 
 @dataclass
@@ -31,9 +32,9 @@ class Site:
     def url(self, path: str, host: str = "pictures.test") -> str:
         return f"http://{host}:{self.port}{path}"
 
-    def rules(self, **fields: Any) -> FetchRules:
+    def rules(self, **fields: Any) -> OutboundRules:
         allowed = ipaddress.ip_address("127.0.0.1")
-        return FetchRules(self.resolve, lambda address: address == allowed, None, **fields)
+        return OutboundRules(self.resolve, lambda address: address == allowed, None, **fields)
 
     def resolve(self, host: str, port: int) -> list[str]:
         self.lookups.append(host)
@@ -98,7 +99,7 @@ def test_a_file_is_fetched_from_the_checked_address(site: Site) -> None:
 
 def test_a_host_with_one_private_address_is_refused(site: Site) -> None:
     site.names["rebinding.test"] = ["127.0.0.1", "10.0.0.1"]
-    with pytest.raises(FetchError, match="public"):
+    with pytest.raises(OutboundError, match="public"):
         site.get(site.url("/", host="rebinding.test"))
     assert site.seen == []
 
@@ -110,7 +111,7 @@ def test_redirects_are_followed_and_checked(site: Site) -> None:
     site.answers["/d"] = answer(b"there")
     assert site.get("/a") == b"there"
     site.answers["/d"] = answer(b"", 308, Location="/e")
-    with pytest.raises(FetchError, match="redirects"):
+    with pytest.raises(OutboundError, match="redirects"):
         site.get("/a")
 
 
@@ -129,7 +130,7 @@ def test_redirects_are_followed_and_checked(site: Site) -> None:
 def test_redirects_lead_nowhere_else(site: Site, location: str) -> None:
     site.names["inside.test"] = ["169.254.169.254"]
     site.answers["/a"] = answer(b"", 302, Location=location)
-    with pytest.raises(FetchError):
+    with pytest.raises(OutboundError):
         site.get("/a")
     assert {path for path, _ in site.seen} == {"/a"}
 
@@ -155,14 +156,14 @@ def test_redirects_lead_nowhere_else(site: Site, location: str) -> None:
     ],
 )
 def test_urls_that_are_refused(site: Site, url: str) -> None:
-    with pytest.raises(FetchError):
+    with pytest.raises(OutboundError):
         site.get(url)
     assert site.seen == []
 
 
 def test_other_ports_are_refused(site: Site) -> None:
-    rules = FetchRules(site.resolve, lambda address: True)
-    with pytest.raises(FetchError, match="ports 80, 443"):
+    rules = OutboundRules(site.resolve, lambda address: True)
+    with pytest.raises(OutboundError, match="ports 80, 443"):
         fetch(site.url("/"), lambda block: None, max_bytes=10, rules=rules)
     assert site.lookups == []
 
@@ -171,7 +172,7 @@ def test_large_files_end(site: Site) -> None:
     site.answers["/said"] = answer(b"x" * 2_000)
     site.answers["/silent"] = answer(b"x" * 2_000, length=None)
     for path in ("/said", "/silent"):
-        with pytest.raises(FetchError, match="more than 1000 bytes"):
+        with pytest.raises(OutboundError, match="more than 1000 bytes"):
             site.get(path)
 
 
@@ -190,7 +191,7 @@ def test_large_files_end(site: Site) -> None:
 )
 def test_bad_answers(site: Site, reply: Callable[[BaseHTTPRequestHandler], None]) -> None:
     site.answers["/"] = reply
-    with pytest.raises(FetchError):
+    with pytest.raises(OutboundError):
         site.get("/")
 
 
@@ -209,7 +210,7 @@ def test_a_server_that_never_ends_is_left(site: Site, length: int | None) -> Non
 
     site.answers["/"] = drip
     try:
-        with pytest.raises(FetchError):
+        with pytest.raises(OutboundError):
             site.get("/", max_bytes=10**9, timeout_s=0.3)
     finally:
         is_over.set()
@@ -261,5 +262,21 @@ def test_public_addresses(address: str) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "2130706433", "0x7f000001", "0177.0.0.1", "localhost"])
 def test_names_of_this_machine_are_refused(host: str) -> None:
-    with pytest.raises(FetchError):
-        fetch(f"http://{host}/", lambda block: None, max_bytes=10, rules=FetchRules())
+    with pytest.raises(OutboundError):
+        fetch(f"http://{host}/", lambda block: None, max_bytes=10, rules=OutboundRules())
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "10.1.2.3", "192.168.1.1", "127.0.0.1", "::1", "fc00::1"])
+def test_addresses_of_private_networks_can_be_allowed(address: str) -> None:
+    assert is_public_or_private(ipaddress.ip_address(address))
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("0.0.0.0", "169.254.169.254", "224.0.0.1", "255.255.255.255", "168.63.129.16", "100.100.100.200"),  # noqa: S104
+        *("::", "fe80::1", "fd00:ec2::254", "::ffff:169.254.169.254", "::ffff:127.0.0.1"),
+    ],
+)
+def test_addresses_that_are_never_allowed(address: str) -> None:
+    assert not is_public_or_private(ipaddress.ip_address(address))

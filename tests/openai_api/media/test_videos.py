@@ -28,10 +28,11 @@ from openai.types import VideoDeleteResponse
 from PIL import Image
 
 from core.errors import MillmError
+from core.outbound import OutboundRules
 from core.runtime import runtime
 from media.backend import MEDIA_CLIENT
 from media.client import MediaClient
-from media.fetch import FETCH_RULES, FetchRules
+from media.fetch import FETCH_RULES
 from media.messages import ModelFacts, ModelSpec
 from media.models import Video
 from media.queue import VIDEO_QUEUE, VideoQueue
@@ -393,7 +394,7 @@ async def user(name: str = "stranger") -> int:
 
 async def test_an_image_by_url(videos: Videos, site: Site, settings: Any) -> None:
     loopback = ipaddress.ip_address("127.0.0.1")
-    runtime.install(FETCH_RULES, FetchRules(site.resolve, lambda address: address == loopback, None))
+    runtime.install(FETCH_RULES, OutboundRules(site.resolve, lambda address: address == loopback, None))
     try:
         site.answers["/cat.png"] = answer(picture())
         site.answers["/page"] = answer(b"<html>")
