@@ -62,10 +62,8 @@ def _models(user: User) -> Iterator[Notice]:
 
 
 def _jobs(user: User) -> Iterator[Notice]:
-    failed = Job.objects.filter(state=Job.State.FAILED, finished_at__gte=timezone.now() - LATELY)
-    if not user.has_perm("jobs.manage_all_jobs"):
-        failed = failed.filter(owner=user)
-    for job in failed[:MAX_EACH]:
+    visible = Job.objects.visible_to(user)
+    for job in visible.filter(state=Job.State.FAILED, finished_at__gte=timezone.now() - LATELY)[:MAX_EACH]:
         yield Notice(
             "warn", f'The job "{job.title}" failed. {job.error}', reverse("admin:jobs_job_change", args=[job.pk])
         )

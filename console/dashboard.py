@@ -118,8 +118,7 @@ def _keys(user: Any, whole: Load) -> list[Used]:
 def _jobs(user: Any) -> list[Job] | None:
     if not user.has_perm("jobs.view_job"):
         return None
-    jobs = Job.objects.all() if user.has_perm("jobs.manage_all_jobs") else Job.objects.filter(owner=user)
-    return list(jobs.order_by("-created_at")[:MAX_ROWS])
+    return list(Job.objects.visible_to(user).order_by("-created_at")[:MAX_ROWS])
 
 
 DASHBOARD = register_page(

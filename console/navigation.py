@@ -112,7 +112,16 @@ SECTIONS: tuple[tuple[str, tuple[Entry, ...]], ...] = (
                     Tab("Watch rules", model="steering.WatchRule"),
                 ),
             ),
-            Entry("Jobs", "list-checks", (Tab("Jobs", model="jobs.Job"),), live="jobs"),
+            Entry(
+                "Jobs",
+                "list-checks",
+                (
+                    Tab("Jobs", model="jobs.Job"),
+                    Tab("Webhooks", model="webhooks.WebhookEndpoint"),
+                    Tab("Webhook deliveries", model="webhooks.WebhookDelivery"),
+                ),
+                live="jobs",
+            ),
             Entry(
                 "Audit",
                 "history",

@@ -118,13 +118,18 @@ def open_url(
     connection.timeout = max(0.1, deadline - time.monotonic())
     alarm = threading.Timer(connection.timeout, connection.abort)  # a timeout of the socket is one of each read
     alarm.start()
+    too_slow = OutboundError(f"The URL did not answer within {rules.timeout_s:g} s.")
     try:
-        with failing():
+        try:
             connection.request(method, _target(parts), body, headers=dict(headers))
             response = connection.getresponse()
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise too_slow if connection.is_aborted or isinstance(error, TimeoutError) else _failure(error) from None
+        if connection.is_aborted:  # the headers may be incomplete
+            raise too_slow
         yield response
         if connection.is_aborted:  # what was read may be incomplete
-            raise OutboundError(f"The URL did not answer within {rules.timeout_s:g} s.")
+            raise too_slow
     finally:
         alarm.cancel()
         connection.close()
@@ -136,7 +141,11 @@ def failing() -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise OutboundError(f"The request to the URL failed: {type(error).__name__}.") from None
+        raise _failure(error) from None
+
+
+def _failure(error: Exception) -> OutboundError:
+    return OutboundError(f"The request to the URL failed: {type(error).__name__}.")
 
 
 def _target(parts: SplitResult) -> str:

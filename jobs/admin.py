@@ -21,7 +21,7 @@ from django.utils.safestring import SafeString
 from jobs import services
 from jobs.errors import JobStateError, UnknownKindError
 from jobs.kinds import find_kind, kind_title, known_kinds, may_see_result
-from jobs.models import Job
+from jobs.models import MANAGE_ALL, Job
 
 
 class KindFilter(admin.SimpleListFilter):
@@ -168,8 +168,7 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at ru
         return [*own, *super().get_urls()]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
-        rows: QuerySet[Job] = super().get_queryset(request)
-        return rows if _manages_all(request) else rows.filter(owner=_user(request))
+        return Job.objects.visible_to(_user(request))
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -271,4 +270,4 @@ def _user(request: HttpRequest) -> User:
 
 
 def _manages_all(request: HttpRequest) -> bool:
-    return request.user.has_perm("jobs.manage_all_jobs")
+    return request.user.has_perm(MANAGE_ALL)

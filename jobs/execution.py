@@ -25,6 +25,7 @@ from jobs.kinds import find_kind
 from jobs.metrics import note_end
 from jobs.models import Job, check_storable
 from jobs.running_job import MAX_MESSAGE, RunningJob, retry_while_db_down
+from jobs.webhooks.outbox import queue_job_event
 
 
 class RunningJobs:
@@ -115,7 +116,7 @@ class CoroutineRuns:
                 end = await self._watched(row.kind, job)
             except (Exception, SystemExit, RunStopped) as error:  # noqa: BLE001 - an error is the end of its job only
                 end = error
-            await _in_thread(lambda: _conclude(job, end))
+            await _in_thread(lambda: _conclude(row.kind, job, end))
 
     async def _watched(self, kind: str, job: RunningJob) -> dict[str, Any]:
         """Return the result of the run. Raise what ends it from outside."""
@@ -200,10 +201,10 @@ def _run(kind: str, job: RunningJob) -> None:
             end = cast("dict[str, Any]", find_kind(kind).load_run()(job) or {})
     except (Exception, SystemExit, RunStopped) as error:  # noqa: BLE001 - what a run raises is its job's end, not its thread's
         end = error
-    _conclude(job, end)
+    _conclude(kind, job, end)
 
 
-def _conclude(job: RunningJob, end: dict[str, Any] | BaseException) -> None:
+def _conclude(kind: str, job: RunningJob, end: dict[str, Any] | BaseException) -> None:
     """Write the end of a run: its result, or what it raised."""
     if not isinstance(end, BaseException):
         try:
@@ -211,7 +212,8 @@ def _conclude(job: RunningJob, end: dict[str, Any] | BaseException) -> None:
         except JobError as error:
             _fail(job, error)
             return
-        _end(job, Job.State.SUCCEEDED, result=result, message="", done=F("total"))
+        keeps_row = find_kind(kind).keeps_succeeded
+        _end(job, Job.State.SUCCEEDED, keeps_row=keeps_row, result=result, message="", done=F("total"))
     elif isinstance(end, JobCancelled):
         _end(job, Job.State.CANCELLED)
     elif isinstance(end, JobPostponed):
@@ -250,14 +252,25 @@ def sentence(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _end(job: RunningJob, state: Job.State, **values: Any) -> None:
+def _end(job: RunningJob, state: Job.State, *, keeps_row: bool = True, **values: Any) -> None:
     """Write the outcome, retrying while the database is down. A run that has lost its job writes nothing."""
     values |= {"state": state, "claim": None, "finished_at": Now()}
     try:
-        if retry_while_db_down(lambda: Job.objects.claimed(job.claim).update(**values), job.stopping):
+        if retry_while_db_down(lambda: _write_end(job, values, keeps_row=keeps_row), job.stopping):
             note_end(job.lane, state)
     except JobInterrupted:
         logger.warning("The outcome of the job %s could not be written. The job will run again.", job.id)
+
+
+@transaction.atomic
+def _write_end(job: RunningJob, values: dict[str, Any], *, keeps_row: bool) -> bool:
+    """Write the outcome with its event. Return whether the run still had its job."""
+    if not keeps_row:
+        return bool(Job.objects.claimed(job.claim).delete()[0])
+    if not Job.objects.claimed(job.claim).update(**values):
+        return False
+    queue_job_event(Job.objects.defer("params", "checkpoint", "result").get(pk=job.id))
+    return True
 
 
 def give_back(job: RunningJob, postponed: JobPostponed | None = None) -> None:

@@ -35,7 +35,8 @@ class JobKind:
     ``run`` is called in a separate thread, and may be called again with its last checkpoint after a crash. With
     ``is_async`` it is a coroutine function: its jobs share the worker's event loop, and its methods that use the
     database must be called in threads. ``show`` renders a result on the job's page; without it, the page shows the
-    JSON. With ``result_permission``, only users with that permission see results and log lines.
+    JSON. With ``result_permission``, only users with that permission see results and log lines. Without
+    ``keeps_succeeded``, the row of a job that succeeded is deleted: another table has its record.
     """
 
     name: str
@@ -45,6 +46,7 @@ class JobKind:
     show: Show | str | None = None
     lane: Lane = field(kw_only=True)
     is_async: bool = field(default=False, kw_only=True)
+    keeps_succeeded: bool = field(default=True, kw_only=True)
 
     def load_run(self) -> Run:
         """Return the function that runs a job; import it if necessary."""

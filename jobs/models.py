@@ -7,6 +7,7 @@ import uuid
 from typing import Any
 
 from django.conf import settings
+from django.contrib.auth.models import AnonymousUser, User
 from django.db import models
 from django.db.models.functions import Now
 
@@ -15,6 +16,7 @@ from jobs.errors import NotStorableError
 from jobs.lanes import Lane
 
 MAX_ACCOUNT = 40
+MANAGE_ALL = "jobs.manage_all_jobs"
 
 
 class JobQuerySet(models.QuerySet["Job"]):
@@ -27,6 +29,14 @@ class JobQuerySet(models.QuerySet["Job"]):
 
     def ended(self) -> JobQuerySet:
         return self.filter(state__in=Job.ENDED)
+
+    def visible_to(self, user: User | AnonymousUser) -> JobQuerySet:
+        """Return the user's jobs, or all with the permission to manage all jobs.
+
+        Those of webhooks are left out: each delivery has a page of its own.
+        """
+        found = self.exclude(lane=Lane.WEBHOOKS)
+        return found if user.has_perm(MANAGE_ALL) else found.filter(owner=user.pk)
 
     def claimed(self, claim: uuid.UUID) -> JobQuerySet:
         """Return the row that a run may write to; none if the run has lost it."""

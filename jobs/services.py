@@ -15,6 +15,7 @@ from jobs.claims import wake_workers
 from jobs.errors import JobStateError
 from jobs.kinds import find_kind
 from jobs.models import Job, check_storable
+from jobs.webhooks.outbox import queue_job_event
 
 MAX_TITLE = 300
 MAX_PRIORITY = 1_000
@@ -61,11 +62,14 @@ def cancel_job(*, job: Job) -> Job:
     row = Job.objects.select_for_update().get(pk=job.pk)
     if row.has_ended:
         raise JobStateError(f'The job "{row}" has already ended ({row.state}).')
-    if row.state == Job.State.QUEUED:
+    ends_now = row.state == Job.State.QUEUED
+    if ends_now:
         row.state = Job.State.CANCELLED
         row.finished_at = Now()
     row.cancel_requested = True
     row.save(update_fields=["state", "finished_at", "cancel_requested"])
+    if ends_now:
+        queue_job_event(row)
     record(AuditEvent.Action.CANCEL, row)
     return row
 

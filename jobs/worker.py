@@ -28,6 +28,7 @@ from jobs.lanes import Lane
 from jobs.metrics import note_queued, note_start, note_stop
 from jobs.models import Job, JobLine
 from jobs.periodic import enqueue_due
+from jobs.webhooks.outbox import queue_job_event
 
 MAX_CRASHES = 3
 
@@ -74,6 +75,7 @@ def _end(row: Job, state: Job.State, error: str = "") -> None:
     row.error = error
     row.finished_at = Now()
     row.save()
+    queue_job_event(row)
 
 
 logger = logging.getLogger(__name__)

@@ -23,6 +23,7 @@ from management_api.resources.vector_set import VectorSets
 from management_api.resources.version import Versions
 from management_api.resources.voice import Voices
 from management_api.resources.watch import WatchEvents, WatchRules
+from management_api.resources.webhook import WebhookDeliveries, Webhooks
 from openai_api.http.errors import openai_error, unknown_url
 
 app_name = "management_api"
@@ -50,6 +51,8 @@ router.register("voices", Voices, "voices")
 router.register("keys", Keys, "keys")
 router.register("logs", Logs, "logs")
 router.register("jobs", Jobs, "jobs")
+router.register("webhooks", Webhooks, "webhooks")
+router.register("webhook_deliveries", WebhookDeliveries, "webhook_deliveries")
 
 urlpatterns = [
     path("stats", Stats.as_view({"get": "show"}), name="stats"),

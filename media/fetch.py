@@ -1,4 +1,4 @@
-"""Fetch a file from a URL that a client sent, from public addresses only; each redirect is checked like the URL itself."""
+"""Fetch a file from a URL that a client sent, from public addresses only. Each redirect is checked as well."""
 
 from __future__ import annotations
 

@@ -459,6 +459,9 @@ class Environment(BaseSettings):
     job_workers_media: int = Field(
         1, ge=0, le=64, description="Batches of images and videos that this process runs at once."
     )
+    job_workers_webhooks: int = Field(
+        4, ge=0, le=64, description="Webhook deliveries that this process sends at once."
+    )
     background_responses: int = Field(
         8, ge=0, le=1_024, description="Background responses that this process generates at once."
     )
@@ -486,11 +489,29 @@ class Environment(BaseSettings):
     job_retention_days: int = Field(
         30, ge=1, le=36_500, description="Days for which finished jobs and their logs are kept."
     )
+    webhook_private_networks: bool = Field(
+        default=False,
+        description="Let webhook endpoints have private and loopback addresses. Link-local ones, at which clouds "
+        "answer a machine's credentials, are never called.",
+    )
+    webhook_timeout: Seconds = Field(
+        10.0, description="Seconds within which a webhook endpoint must answer, from the connection to the status."
+    )
+    webhook_retry_hours: float = Field(
+        24.0,
+        gt=0,
+        le=720,
+        allow_inf_nan=False,
+        description="Hours for which a webhook delivery is retried, at growing intervals of up to an hour.",
+    )
+    webhook_retention_days: int = Field(
+        30, ge=1, le=36_500, description="Days for which webhook deliveries that have ended are kept."
+    )
 
     @property
     def job_slots(self) -> dict[str, int]:
         """Numbers of jobs at once by lane; empty if this process runs none."""
-        names = ("interactive", "bulk", "system", "media")
+        names = ("interactive", "bulk", "system", "media", "webhooks")
         if self.job_workers is None:
             return {name: getattr(self, f"job_workers_{name}") for name in names}
         return dict.fromkeys(names, self.job_workers) if self.job_workers else {}

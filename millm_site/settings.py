@@ -87,6 +87,10 @@ MILLM_JOB_MAX_SHARE = ENV.job_max_share
 MILLM_JOB_TURN_SECONDS = ENV.job_turn_seconds
 MILLM_JOB_STALL_SECONDS = ENV.job_stall_seconds
 MILLM_JOB_RETENTION_DAYS = ENV.job_retention_days
+MILLM_WEBHOOK_PRIVATE_NETWORKS = ENV.webhook_private_networks
+MILLM_WEBHOOK_TIMEOUT = ENV.webhook_timeout
+MILLM_WEBHOOK_RETRY_HOURS = ENV.webhook_retry_hours
+MILLM_WEBHOOK_RETENTION_DAYS = ENV.webhook_retention_days
 MILLM_LOAD_RETENTION_DAYS = ENV.load_retention_days
 MILLM_ENGINE = ENV.engine_options()
 
@@ -113,6 +117,7 @@ INSTALLED_APPS = [
     "corsheaders",
     "audit",
     "jobs",
+    "jobs.webhooks",
     "inference",
     "steering",
     "storage",

@@ -1,9 +1,10 @@
-"""Delete stored responses and chats past their retention: a periodic job and the command `prune_kept`."""
+"""Delete stored responses, chats and webhook deliveries past their retention: a periodic job and `prune_kept`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from jobs.webhooks.services import lost_deliveries, old_deliveries, prune_deliveries
 from openai_api.responses.store import old_responses, prune_responses
 from openai_api.stored_chats.store import old_chats, prune_chats
 
@@ -12,12 +13,16 @@ if TYPE_CHECKING:
 
 
 def is_due() -> bool:
-    return old_responses().exists() or old_chats().exists()
+    return any(rows.exists() for rows in (old_responses(), old_chats(), old_deliveries(), lost_deliveries()))
 
 
 def prune_kept() -> dict[str, int]:
     """Delete old objects and return how many of each kind."""
-    return {"responses": prune_responses(), "chat completions": prune_chats()}
+    return {
+        "responses": prune_responses(),
+        "chat completions": prune_chats(),
+        "webhook deliveries": prune_deliveries(),
+    }
 
 
 def run_prune(job: RunningJob) -> dict[str, int]:

@@ -13,6 +13,8 @@ from django.db import transaction
 from core.ids import MAX_LENGTH
 from jobs.models import Job
 from jobs.services import account_of, cancel_job, enqueue_job
+from jobs.webhooks.models import EventType
+from jobs.webhooks.outbox import Event, queue_events
 from storage.batch_lines import LineError, Validation
 from storage.batch_results import BatchResults, Checkpoint
 from storage.errors import StorageConflictError, StorageError, not_found
@@ -143,6 +145,7 @@ def finish_batch(*, batch: Batch, status: str, done: Checkpoint, errors: Sequenc
         row.error_file = _keep(row, results, done, "errors")
         row.enter(status)
         row.save()
+        queue_events([Event(EventType(f"batch.{row.status}"), {"id": row.public_id}, row.owner_id)])
         transaction.on_commit(results.drop)
     return row
 

@@ -6,7 +6,6 @@ import uuid
 from dataclasses import asdict
 
 from django.contrib.auth.models import User
-from django.db.models import QuerySet
 
 from console.live.topic import Reading, Topic, register_topic
 from console.load.sampler import live_load
@@ -37,21 +36,17 @@ ENGINE = register_topic(Topic("engine", read_engine, ("inference.view_languagemo
 
 
 def read_jobs(user: User, rest: str) -> Reading:
-    return {"open": _visible(user).filter(state__in=(Job.State.QUEUED, Job.State.RUNNING)).count()}
+    return {"open": Job.objects.visible_to(user).filter(state__in=(Job.State.QUEUED, Job.State.RUNNING)).count()}
 
 
 def read_job(user: User, rest: str) -> Reading | None:
     try:
-        job = _visible(user).filter(pk=uuid.UUID(rest)).first()
+        job = Job.objects.visible_to(user).filter(pk=uuid.UUID(rest)).first()
     except ValueError:
         return None
     if job is None:
         return None
     return {"state": job.state, "done": job.done, "total": job.total, "message": job.message, "error": job.error}
-
-
-def _visible(user: User) -> QuerySet[Job]:
-    return Job.objects.all() if user.has_perm("jobs.manage_all_jobs") else Job.objects.filter(owner=user)
 
 
 JOBS = register_topic(Topic("jobs", read_jobs, ("jobs.view_job",)))

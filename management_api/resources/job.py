@@ -18,7 +18,6 @@ from jobs.services import cancel_job, retry_job
 from management_api.serializers import ReadSerializer, described
 from management_api.viewset import Filters, Resource
 
-SEE_ALL = "jobs.manage_all_jobs"
 MAX_LINES = 500
 
 
@@ -64,8 +63,7 @@ class Jobs(Resource):
     }
 
     def rows(self, user: User) -> QuerySet[Job]:
-        jobs = Job.objects.select_related("owner")
-        return jobs if user.has_perm(SEE_ALL) else jobs.filter(owner=user)
+        return Job.objects.visible_to(user).select_related("owner")
 
     @described(parameters=[JobFilters])
     def list(self, request: Request) -> Response:

@@ -11,7 +11,6 @@ from rest_framework.response import Response
 from inference.client import EngineDownError, EngineStats, get_client
 from inference.models import LanguageModel
 from jobs.models import Job
-from management_api.resources.job import SEE_ALL as SEE_ALL_JOBS
 from management_api.serializers import OBJECT, described
 from management_api.viewset import Resource
 
@@ -23,8 +22,7 @@ class Stats(Resource):
 
     def show(self, request: Request) -> Response:
         """Return the state of the engine of this process, and the numbers of models and visible jobs by state."""
-        jobs = Job.objects.all() if self.user.has_perm(SEE_ALL_JOBS) else Job.objects.filter(owner=self.user)
-        models = LanguageModel.objects.all()
+        jobs, models = Job.objects.visible_to(self.user), LanguageModel.objects.all()
         return Response({"engine": _engine(), "models": _by_state(models), "jobs": _by_state(jobs)})
 
 

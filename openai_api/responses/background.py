@@ -35,6 +35,7 @@ from openai_api.responses.store import (
     find_response,
     is_open,
     lock_open,
+    queue_webhook,
     response_body,
     save_response,
 )
@@ -130,6 +131,7 @@ def _end(row: StoredResponse, status: StoredResponse.Status, error: MillmError |
     locked.body |= {"status": status.value, "error": None if error is None else error_body(error)}
     locked.order = {}
     locked.save(update_fields=("status", "body", "order"))
+    queue_webhook(locked)
     # OpenAI has no event for a cancelled response: its stream ends as incomplete, and the object has the reason.
     kind = "response.failed" if status == StoredResponse.Status.FAILED else "response.incomplete"
     number = last_number(locked.pk) + 1

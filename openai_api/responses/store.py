@@ -13,6 +13,9 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from core.text import clean_json
+from jobs.webhooks.models import EventType
+from jobs.webhooks.outbox import Event as WebhookEvent
+from jobs.webhooks.outbox import queue_events
 from openai_api.responses.errors import (
     ResponseNotFoundError,
     chain_too_long,
@@ -187,7 +190,13 @@ def end_response(*, turn: Turn, events: Sequence[Event] = ()) -> bool:
     _add_items(turn.body["output"], row, is_output=True)
     add_events(row=row, events=events)
     join_conversation(turn=turn)
+    queue_webhook(row)
     return True
+
+
+def queue_webhook(row: StoredResponse) -> None:
+    """Queue the event of a background response that has ended, in the transaction that ends it."""
+    queue_events([WebhookEvent(EventType(f"response.{row.status}"), {"id": row.pk}, row.owner_id)])
 
 
 def lock_open(response_id: str) -> StoredResponse | None:

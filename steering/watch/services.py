@@ -12,6 +12,8 @@ from django.db.models import Q, QuerySet
 
 from audit.models import AuditEvent
 from audit.record import record
+from jobs.webhooks.models import EventType
+from jobs.webhooks.outbox import Event, queue_events
 from steering.errors import InvalidWatchRuleError
 from steering.models import Feature, WatchEvent, WatchRule
 from steering.profiles.drafts import feature_target
@@ -110,9 +112,21 @@ def _check_vector(rule: WatchRule) -> None:
     rule.raw_threshold = rule.threshold
 
 
+@transaction.atomic
 def record_matches(matches: list[WatchMatch]) -> None:
-    """Store an event per match. Idempotent: existing events are not changed."""
+    """Store an event per match, and queue its webhooks. Idempotent: existing events are not changed."""
+    if not matches:
+        return
+    of_requests = WatchEvent.objects.filter(request_id__in={match.request_id for match in matches})
+    known = set(of_requests.values_list("pk", flat=True))
     WatchEvent.objects.bulk_create([_event(match) for match in matches], ignore_conflicts=True)
+    new = of_requests.exclude(pk__in=known).order_by("pk")
+    queue_events([_webhook(event) for event in new])
+
+
+def _webhook(event: WatchEvent) -> Event:
+    data = {"id": event.pk, "rule": event.rule, "model": event.model, "request_id": event.request_id}
+    return Event(EventType.WATCH_TRIGGERED, data, permission="steering.view_watchevent")
 
 
 def prune_events(*, before: datetime) -> int:

@@ -215,6 +215,11 @@ for name, action, threshold in (("storm", "alert", 0.1), ("dry", "cap", 0.05)):
 from steering.models import VectorSet
 probe = VectorSet.objects.get(name="rain").vectors.get()
 save_rule(rule=WatchRule(name="clouds", vector=probe, threshold=1.0, unit="raw", reason="A probe on trial."), user=root)
+from jobs.webhooks.models import WebhookEndpoint
+from jobs.webhooks.services import create_endpoint, send_test_event
+types = ["batch.completed", "job.failed"]
+hook = WebhookEndpoint(name="ci", url="https://hooks.invalid/millm", event_types=types, owner=root)
+send_test_event(endpoint=create_endpoint(endpoint=hook, user=root).endpoint)
 calm = ProfileVersion.objects.filter(profile__name="joyful").first()
 policy = SteeringPolicy(version=calm, reason="Public demos stay cheerful.", is_active=False)
 lifecycle.save_policy(policy=policy, user=root)

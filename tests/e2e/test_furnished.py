@@ -35,6 +35,7 @@ NO_PAGES = {
     "steering_sae_interpret",
     *("steering_steeringprofile_archive", "steering_steeringprofile_unarchive", "steering_steeringprofile_restore"),
     "steering_steeringprofile_confirm_import",
+    *("webhooks_webhookendpoint_test", "webhooks_webhookdelivery_redeliver"),
     # files
     "media_voice_recording",
     *("steering_evaluation_file", "steering_steeringprofile_export", "steering_steeringprofile_export_version"),

@@ -13,6 +13,7 @@ import pytest
 
 from millm_site.embedded_postgres.cluster import EmbeddedPostgres
 from tests import live
+from tests.jobs.webhook_receiver import receiving
 from tests.platform.conftest import home  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.slow
@@ -34,10 +35,11 @@ class Site:
             "MILLM_JOB_STALL_SECONDS": "2",
             "MILLM_JOB_WORKERS_BULK": "2",
             "MILLM_DRAIN_SECONDS": "5",
+            "MILLM_WEBHOOK_PRIVATE_NETWORKS": "true",
         }
 
-    def serve(self) -> live.LiveServer:
-        server = live.start([*COMMAND, "serve"], self.environment)
+    def serve(self, **environment: str) -> live.LiveServer:
+        server = live.start([*COMMAND, "serve"], {**self.environment, **environment})
         server.url = server.wait_for(live.SERVES_ON).group(1)
         return server
 
@@ -142,6 +144,38 @@ def test_two_processes_share_the_jobs_and_run_each_once(
     taken = Counter(pid for file in files for pid, _ in steps(file))
     assert set(taken) == {server.pid for server in servers}
     assert all([step for _, step in steps(file)] == [0, 1, 2] for file in files)
+
+
+ENDPOINT = """
+from django.contrib.auth.models import User
+from jobs.webhooks.models import WebhookEndpoint
+from jobs.webhooks.services import create_endpoint
+endpoint = WebhookEndpoint(
+    name="ci", url="{url}", event_types=["job.succeeded"], receives_all=True,
+    owner=User.objects.create_superuser("hook"),
+)
+print(create_endpoint(endpoint=endpoint).secret)
+"""
+
+
+@pytest.mark.live
+def test_a_process_killed_between_a_jobs_end_and_its_webhook(
+    site: Site, servers: list[live.LiveServer], tmp_path: Path
+) -> None:
+    """The event was queued with the job's end: the next process sends it."""
+    with receiving() as receiver:
+        environment = {**site.environment, "MILLM_LOG_LEVEL": "WARNING"}
+        shell = live.manage("shell", "-c", ENDPOINT.format(url=receiver.url), environment=environment)
+        secret = shell.strip().splitlines()[-1]
+        servers.append(site.serve(MILLM_JOB_WORKERS_WEBHOOKS="0"))
+        job = site.enqueue(tmp_path / "reported", 2, 9)
+        site.until(lambda: site.job(job)[0] == "succeeded", *servers)
+        servers[0].kill()
+        assert receiver.received == []
+        servers.append(site.serve())
+        site.until(lambda: bool(receiver.received), *servers)
+        event = receiver.received[0].unwrap(secret)
+        assert (event.type, event.data.id) == ("job.succeeded", job)
 
 
 @pytest.mark.live

@@ -29,6 +29,8 @@ RESOURCES = (
         "keys",
         "logs",
         "jobs",
+        "webhooks",
+        "webhook_deliveries",
     ),
 )
 

@@ -14,6 +14,8 @@ from django.utils import timezone
 
 from inference.models import LanguageModel
 from jobs.models import Job
+from jobs.webhooks.models import WebhookDelivery, WebhookEndpoint
+from jobs.webhooks.outbox import queue_test_event
 from media.models import Voice
 from openai_api.keys.services import create_api_key
 from openai_api.models import ApiKey, RequestLog
@@ -72,6 +74,8 @@ class Things:
     job: Job
     voice: Voice
     rule: WatchRule
+    webhook: WebhookEndpoint
+    delivery: WebhookDelivery
 
 
 @pytest.fixture
@@ -79,6 +83,9 @@ def make_things(model: LanguageModel, sae: SAE, feature: Feature, profile: Steer
     def make(user: User) -> Things:
         version = services.publish_profile(profile=profile)
         policy = lifecycle.save_policy(policy=SteeringPolicy(version=version, reason="Because."))
+        webhook = WebhookEndpoint.objects.create(
+            name="ci", url="https://example.com/", event_types=["job.failed"], owner=user
+        )
         return Things(
             model,
             sae,
@@ -94,6 +101,8 @@ def make_things(model: LanguageModel, sae: SAE, feature: Feature, profile: Steer
             Job.objects.create(kind="example.none", title="Something long", owner=user),
             Voice.objects.create(name="Rita", model=model),
             WatchRule.objects.create(name="storm", feature=feature, raw_threshold=1.0, reason="Because."),
+            webhook,
+            queue_test_event(webhook),
         )
 
     return make
@@ -208,6 +217,23 @@ ACTS: dict[str, tuple[Act, Act]] = {
     "delete a key": (
         lambda t: ("GET", f"openai_api/apikey/{t.key.pk}/delete/"),
         lambda t: ("DELETE", f"keys/{t.key.pk}"),
+    ),
+    "see webhooks": (
+        lambda t: ("GET", f"webhooks/webhookendpoint/{t.webhook.pk}/change/"),
+        lambda t: ("GET", f"webhooks/{t.webhook.pk}"),
+    ),
+    "register a webhook": (lambda t: ("GET", "webhooks/webhookendpoint/add/"), lambda t: ("POST", "webhooks")),
+    "change a webhook, rotate its secret, send a test event": (
+        lambda t: ("POST", f"webhooks/webhookendpoint/{t.webhook.pk}/test/"),
+        lambda t: ("POST", f"webhooks/{t.webhook.pk}/rotate"),
+    ),
+    "delete a webhook": (
+        lambda t: ("GET", f"webhooks/webhookendpoint/{t.webhook.pk}/delete/"),
+        lambda t: ("DELETE", f"webhooks/{t.webhook.pk}"),
+    ),
+    "see webhook deliveries": (
+        lambda t: ("GET", f"webhooks/webhookdelivery/{t.delivery.pk}/change/"),
+        lambda t: ("GET", f"webhook_deliveries/{t.delivery.pk}"),
     ),
     "see the request log": (
         lambda t: ("GET", f"openai_api/requestlog/{t.log.pk}/change/"),

@@ -22,6 +22,7 @@ from inference.client import BACKGROUND_PRIORITY, EngineStats, Event, QueueFullE
 from jobs.execution import RunningJobs, run_job
 from jobs.models import Job
 from jobs.services import cancel_job
+from jobs.webhooks.models import WebhookDelivery
 from openai_api.endpoints.batch_job import BATCH_WINDOW
 from openai_api.keys.limits import RATE_LIMITS, Limits
 from openai_api.keys.quotas import Quotas, end_of_day
@@ -32,6 +33,7 @@ from storage.batch_results import BatchResults, Checkpoint, Result
 from storage.models import Batch as BatchRow
 from storage.models import StoredFile
 from tests.database import in_thread
+from tests.jobs.webhook_receiver import register_webhook
 from tests.openai_api.conftest import Api
 from tests.openai_api.fakes import ANSWER, answering, record, silent
 from tests.openai_api.test_decisions import scoring
@@ -92,6 +94,25 @@ def check_error(response: Any, status: int, code: str, param: str | None) -> Non
     assert response.status_code == status, response.content[:500]
     error = response.json()["error"]
     assert (error["code"], error["param"]) == (code, param), error
+
+
+def webhook_types() -> list[tuple[str, str]]:
+    return list(WebhookDelivery.objects.order_by("pk").values_list("event_type", "data__id"))
+
+
+async def test_the_end_of_a_batch_has_a_webhook(api: Api, django_user_model: Any):
+    await in_thread(register_webhook, django_user_model, "batch.completed", "batch.failed", "batch.cancelled")
+    done = await create(api, await send(api, line("a")))
+    await run(done)
+    bad = await create(api, await send(api, b"no json"))
+    await run(bad)
+    cancelled = await create(api, await send(api, line("b")))
+    await api.post(f"/v1/batches/{cancelled.id}/cancel", {})
+    assert await in_thread(webhook_types) == [
+        ("batch.completed", done.id),
+        ("batch.failed", bad.id),
+        ("batch.cancelled", cancelled.id),
+    ]
 
 
 async def test_results_and_errors_come_as_files_in_order(api: Api):

@@ -63,9 +63,9 @@ def response(name: str, days: int = 0) -> StoredResponse:
 def test_old_chats_go_where_the_setting_says_so(settings: Any):
     chat("new"), chat("old", days=8)
     settings.MILLM_CHAT_RETENTION_DAYS = 0
-    assert pruned() == "0 responses, 0 chat completions deleted."
+    assert pruned() == "0 responses, 0 chat completions, 0 webhook deliveries deleted."
     settings.MILLM_CHAT_RETENTION_DAYS = 7
-    assert pruned() == "0 responses, 1 chat completions deleted."
+    assert pruned() == "0 responses, 1 chat completions, 0 webhook deliveries deleted."
     assert [row.pk for row in StoredChat.objects.all()] == ["new"]
 
 
@@ -82,7 +82,7 @@ def test_the_job_prunes_both(settings: Any):
     job = enqueue_job(kind=PRUNE_KEPT, params={})
     run_job(job.pk)
     done = Job.objects.get()
-    assert (done.state, done.result) == ("succeeded", {"responses": 1, "chat completions": 1})
+    assert (done.state, done.result) == ("succeeded", {"responses": 1, "chat completions": 1, "webhook deliveries": 0})
     assert [row.pk for row in StoredResponse.objects.all()] == ["resp_new"]
 
 

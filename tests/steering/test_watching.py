@@ -18,6 +18,7 @@ from inference.captures import ActivationCapture, FeatureValues, Projections
 from inference.interventions import Site
 from inference.models import LanguageModel
 from inference.steering_refs import STEERING_COMPILER
+from jobs.webhooks.models import WebhookDelivery
 from steering.errors import InUseError, InvalidWatchRuleError
 from steering.models import SAE, Feature, PlainVector, WatchEvent, WatchRule
 from steering.profiles.snapshot import published_profiles
@@ -34,6 +35,7 @@ from steering.watch.watcher import (
     WatchMatches,
     watched_models,
 )
+from tests.jobs.webhook_receiver import register_webhook
 
 pytestmark = pytest.mark.slow
 
@@ -258,8 +260,14 @@ def finding(**fields) -> WatchMatch:
 def test_events_are_written_once_and_forgotten_in_time(feature):
     Feature.objects.filter(sae=feature.sae, index=3).update(label="cats")
     old = timezone.now() - timedelta(days=100)
+    register_webhook(User, "watch.triggered")
     watch_services.record_matches([finding(), finding(rule=RULES[1]), finding(request_id="old", at=old)])
     watch_services.record_matches([finding(value=99.0)])
+    deliveries = WebhookDelivery.objects.filter(event_type="watch.triggered").values_list("data", flat=True)
+    names = ("pk", "rule", "model", "request_id")
+    assert [(data["id"], *map(data.get, names[1:])) for data in deliveries.order_by("pk")] == list(
+        WatchEvent.objects.order_by("pk").values_list(*names)
+    )
 
     event = WatchEvent.objects.get(rule="a", request_id="r")
     assert (event.value, event.label, event.threshold, event.profile) == (3.0, "cats", 2.0, "gloomy@1")

@@ -16,9 +16,11 @@ from openai import AsyncOpenAI
 from inference.client import Event, GenerationRequest, QueueFullError, TokensEvent
 from jobs.execution import RunningJobs, run_job
 from jobs.models import Job
+from jobs.webhooks.models import WebhookDelivery
 from openai_api.responses.background import start_response, tell_events
 from openai_api.responses.models import StoredResponse
 from tests.database import in_thread
+from tests.jobs.webhook_receiver import register_webhook
 from tests.openai_api.conftest import Api, events_of
 from tests.openai_api.fakes import FakeEngine, failing, finished, tokens_of
 from tests.openai_api.responses.conftest import end_jobs
@@ -74,6 +76,26 @@ async def test_a_background_response_is_queued_and_polled(client: AsyncOpenAI, s
     assert done.usage.output_tokens == 9
     job = await Job.objects.aget()
     assert job.state == "succeeded"
+
+
+async def test_the_end_of_a_response_has_a_webhook(stored: Api, django_user_model: Any):
+    """Of background responses, however they end; a client that waits knows by itself."""
+    names = ("completed", "incomplete", "failed", "cancelled")
+    await in_thread(register_webhook, django_user_model, *(f"response.{name}" for name in names))
+    await create(stored)
+    done = await order(stored)
+    await work(stored)
+    stored.engine.script = failing("server_error")
+    failed = await order(stored)
+    await work(stored)
+    cancelled = await order(stored)
+    await stored.post(f"/v1/responses/{cancelled['id']}/cancel", {})
+    found = await in_thread(lambda: list(WebhookDelivery.objects.order_by("pk").values_list("event_type", "data__id")))
+    assert found == [
+        ("response.completed", done["id"]),
+        ("response.failed", failed["id"]),
+        ("response.cancelled", cancelled["id"]),
+    ]
 
 
 async def test_the_generation_has_a_row_of_its_own(stored: Api):
