@@ -459,9 +459,7 @@ class Environment(BaseSettings):
     job_workers_media: int = Field(
         1, ge=0, le=64, description="Batches of images and videos that this process runs at once."
     )
-    job_workers_webhooks: int = Field(
-        4, ge=0, le=64, description="Webhook deliveries that this process sends at once."
-    )
+    job_workers_webhooks: int = Field(4, ge=0, le=64, description="Webhook deliveries that this process sends at once.")
     background_responses: int = Field(
         8, ge=0, le=1_024, description="Background responses that this process generates at once."
     )

@@ -16,7 +16,7 @@ from console.load.sampler import start_sampling, stop_sampling
 from inference.apps import compile_kernels_ahead, start_serving, stop_serving
 from jobs.apps import interrupt_jobs, start_job_worker, stop_job_worker
 from media.apps import start_media, start_video_queue, stop_media
-from openai_api.apps import start_log_writer, stop_log_writer
+from openai_api.apps import start_log_writer, start_request_tracing, stop_log_writer, stop_request_tracing
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,8 @@ class Serving:
         self._models: list[str] = []
 
     def prepare(self) -> None:
-        """Start what takes long and needs neither the database nor the engine."""
+        """Start what takes long or may fail, and needs neither the database nor the engine."""
+        start_request_tracing()
         self._compilation = compile_kernels_ahead()  # the reference keeps Python from warning about a child left behind
 
     def load_at_start(self, models: Iterable[str]) -> None:
@@ -44,6 +45,7 @@ class Serving:
         with self._lock:
             if not self._is_running:
                 self._is_running = True
+                start_request_tracing()
                 start_media()
                 start_serving(self._fail, self._models)
                 start_job_worker()
@@ -82,6 +84,7 @@ class Serving:
         self.stop_engine(drain_s)
         stop_sampling()
         stop_log_writer()
+        stop_request_tracing()
 
 
 def _nothing() -> None:

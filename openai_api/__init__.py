@@ -2,3 +2,5 @@
 
 Start at ``routes.py`` for what is served, and at ``http/endpoint.py`` for what happens around every handler.
 """
+
+VERSION = "0.1.0"  # of the server, as in pyproject.toml

@@ -95,6 +95,20 @@ def _forget_their_examples(instance: Any, **_: Any) -> None:
         delete_traffic_examples()
 
 
+def start_request_tracing() -> None:
+    """Start sending traces if OTEL_EXPORTER_OTLP_ENDPOINT is set. Called by serving processes."""
+    from openai_api.request_log.tracing import start_tracing
+
+    start_tracing()
+
+
+def stop_request_tracing() -> None:
+    """Send what is left of the traces; called at the server's shutdown."""
+    from openai_api.request_log.tracing import stop_tracing
+
+    stop_tracing()
+
+
 def start_log_writer() -> None:
     """Start the log writer, which first recovers rows of killed processes. Called by serving processes."""
     from openai_api.request_log.writer import get_log_writer

@@ -149,6 +149,7 @@ class GenerationStats:
             steering_effects=tuple(site_bodies(receipts)),
             queue_ms=_milliseconds(one.queue_s for one in timings),
             ttft_ms=first_token_ms,
+            submitted_at=self._began_at,
         )
 
 
@@ -163,6 +164,7 @@ def total_outcome(outcomes: Sequence[Outcome], receipts: Sequence[SteeringReceip
         steering_effects=tuple(site_bodies(receipts)),
         queue_ms=outcomes[0].queue_ms,
         ttft_ms=outcomes[0].ttft_ms,
+        submitted_at=outcomes[0].submitted_at,
         findings=tuple(finding for one in outcomes for finding in one.findings),
         tokens=tuple(record for one in outcomes for record in one.tokens),
     )

@@ -7,7 +7,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote as percent_encode
@@ -28,6 +28,7 @@ from openai_api.keys.record import KeyRecord
 from openai_api.request_id import CLIENT_HEADER, answer_id_of, request_id
 from openai_api.request_log.entry import LogEntry, Outcome, Source
 from openai_api.request_log.metrics import note_request
+from openai_api.request_log.tracing import start_span
 from openai_api.request_log.writer import get_log_writer
 from openai_api.schemas.base import RequestSchema
 
@@ -69,12 +70,14 @@ class Call:
         session_user_id: int | None = None,
         override: SteeringOverride | None = None,
         deployment: str = "",
+        trace: Mapping[str, str] | None = None,
     ) -> None:
         """Start the call.
 
         ``is_background``: no client waits for the answer: others have priority. ``session_user_id``: the user
         of a console session, which has no key. ``override``: steering that replaces the request's own.
-        ``deployment``: the model that the URL names, which replaces the body's.
+        ``deployment``: the model that the URL names, which replaces the body's. ``trace``: the headers of the trace
+        that the call continues; by default the request's own.
         """
         self.request = request
         self.endpoint = endpoint
@@ -98,6 +101,7 @@ class Call:
         self._client_address = client_address(request)
         self._source: Source = source
         self._created_at = timezone.now()
+        self._span = start_span(request.headers if trace is None else trace, self._created_at)
         self._is_stream = False
         self._prompt_size = 0
         self._profile: ResolvedProfile | None = None
@@ -177,6 +181,10 @@ class Call:
         """
         return json.dumps(["all"] if model.shared_prefix_cache else ["user", self.owner_id]) + own
 
+    def trace_context(self) -> dict[str, str]:
+        """Return the headers with which a job continues the request's trace; none without tracing."""
+        return {} if self._span is None else self._span.context()
+
     def reserve_tokens(self, amount: int) -> None:
         if self._lease is not None:
             self._lease.reserve_tokens(amount)
@@ -249,6 +257,10 @@ class Call:
         if self._lease is not None:
             self._lease.close(entry.prompt_tokens + entry.completion_tokens, entry.media)
         note_request(entry, self._registered_model)
+        if self._span is not None:
+            submitted_at = self.outcome.submitted_at
+            submitted_ms = None if submitted_at is None else (submitted_at - self._started_at) * 1000
+            self._span.end(entry, method=self.request.method or "POST", submitted_ms=submitted_ms)
         get_log_writer().write(entry)
 
     def log_entry(self, *, total_ms: float | None = None) -> LogEntry:

@@ -8,6 +8,7 @@ from django.conf import settings
 from pydantic import TypeAdapter
 from pydantic.json_schema import models_json_schema
 
+from openai_api import VERSION
 from openai_api.neuronpedia.routes import ROUTES as NEURONPEDIA_ROUTES
 from openai_api.neuronpedia.schemas import NeuronpediaErrorBody
 from openai_api.ollama.routes import ROUTES as OLLAMA_ROUTES
@@ -17,7 +18,6 @@ from openai_api.routes import ROUTES
 from openai_api.schemas.anthropic import AnthropicErrorBody
 from openai_api.schemas.bodies import ErrorBody
 
-VERSION = "0.1.0"
 ALL_ROUTES = (*ROUTES, *NEURONPEDIA_ROUTES, *OLLAMA_ROUTES)
 
 

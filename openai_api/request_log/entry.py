@@ -36,6 +36,7 @@ class Outcome:
     steering_effects: tuple[SiteEffectBody, ...] = ()
     queue_ms: float | None = None
     ttft_ms: float | None = None
+    submitted_at: float | None = None  # of time.monotonic(); the times above are counted from it
     findings: tuple[WatchMatch, ...] = ()
     tokens: tuple[TokenRecord, ...] = ()
     media: Mapping[str, float] = field(default_factory=dict)

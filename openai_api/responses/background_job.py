@@ -43,8 +43,8 @@ ENDPOINT = "/v1/responses (background)"
 class BackgroundCall(Call):
     timeout_setting = "MILLM_BACKGROUND_TIMEOUT"
 
-    def __init__(self, response_id: str) -> None:
-        super().__init__(HttpRequest(), ENDPOINT)
+    def __init__(self, response_id: str, trace: Mapping[str, str]) -> None:
+        super().__init__(HttpRequest(), ENDPOINT, trace=trace)
         self.parameters = {"response": response_id}
 
 
@@ -135,7 +135,7 @@ class BackgroundRun:
             cancel_background_response(response_id=self._row.pk, owner_id=self._row.owner_id)
 
     async def run(self) -> None:
-        call = BackgroundCall(self._row.pk)
+        call = BackgroundCall(self._row.pk, self._row.order.get("trace", {}))
         try:
             call.status = 200
             await self._run(call)

@@ -89,6 +89,7 @@ async def _order(
     """Create a background response; return it as queued, or stream its events as the job writes them."""
     events = list(EventWriter(turn.body).created())
     order = {"chat": pinned(call, planned), "key": call.key.pk if call.key is not None else None, **search}
+    order["trace"] = call.trace_context()
     priority = call.key.priority if call.key is not None else 0
     await in_database(
         lambda: order_response(turn=turn, order=order, priority=priority, events=events, is_streamed=is_streamed)
