@@ -28,12 +28,12 @@ from opentelemetry.util.types import AttributeValue
 
 from openai_api import VERSION
 from openai_api.request_log.entry import LogEntry, stricter
-from openai_api.request_log.tracing import PROPAGATED
 
 logger = logging.getLogger(__name__)
 Attributes = dict[str, AttributeValue]
 
 PROVIDER = "millm"
+PROPAGATED = ("traceparent", "tracestate")
 OPERATIONS: Mapping[str, str] = {
     "/v1/chat/completions": "chat",
     "/v1/messages": "chat",

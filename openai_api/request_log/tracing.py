@@ -16,7 +16,6 @@ from openai_api.request_log.entry import LogEntry
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 PROTOCOL = "http/protobuf"
-PROPAGATED = ("traceparent", "tracestate")
 
 
 class RequestSpan(Protocol):

@@ -110,9 +110,9 @@ def collecting() -> Iterator[Collector]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            if collector.gate is not None:
-                collector.gate.wait()
-            collector.add(self.path, body)
+            if found.gate is not None:
+                found.gate.wait()
+            found.add(self.path, body)
             self.send_response(200)
             self.send_header("Content-Length", "0")
             self.end_headers()
@@ -122,14 +122,14 @@ def collecting() -> Iterator[Collector]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    collector = Collector(f"http://127.0.0.1:{server.server_address[1]}")
+    found = Collector(f"http://127.0.0.1:{server.server_address[1]}")
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield collector
+        yield found
     finally:
-        if collector.gate is not None:
-            collector.gate.set()
+        if found.gate is not None:
+            found.gate.set()
         server.shutdown()
         thread.join()
         server.server_close()
