@@ -18,13 +18,31 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from inference.engine.models.loader import ModelSpec, load_model
 from inference.interventions import Intervention
+from inference.steering_refs import PublishedVersion, SteeringSpec
 from steering.demo.install import SMOLLM2, install_demo
+from steering.features.ranked_search import FeatureSearch, search_features
+from steering.models import SAE
+from steering.profiles.compilation import ProfileCompiler
+from steering.profiles.drafts import feature_target
+from steering.profiles.snapshot import source_of
+from steering.spec.edit import EditSpec
+from steering.spec.rendering import edits_to_json, fingerprint
 from tests.engine.harness import EngineHarness
 from tests.steering.resolving import intervention_of, local_resolver
 
 pytestmark = pytest.mark.slow
 
 PROFILES: dict[str, list[str]] = json.loads((SMOLLM2.folder / "words.json").read_text("utf-8"))
+WORDS = PROFILES | json.loads(Path(__file__).with_name("topic_words.json").read_text("utf-8"))
+TOPICS = {
+    "sad": (1939, WORDS["gloomy"]),
+    "happy": (1084, WORDS["joyful"]),
+    "sea": (5579, WORDS["sea"]),
+    "food": (33, WORDS["food"]),
+    "code": (6136, WORDS["code"]),
+    "French": (5081, WORDS["French"]),
+}
+"""By query: a feature among the first three results that steers, and words of the topic."""
 MAX_TOKENS = 50
 NUM_SEEDS = 16
 
@@ -105,12 +123,53 @@ def test_features_that_write_their_topic_rank_high(smollm2_directory: Path, sett
     settings.MILLM_HOME = smollm2_directory.parent.parent
     sae = install_demo(SMOLLM2).sae
     assert sae is not None
-    assert sae.effects.count() > 400
+    assert sae.effects.count() > 1800
     best = (
-        sae.features.filter(effect__isnull=False).order_by("-effect__steers_well").values_list("label", flat=True)[:45]
+        sae.features.filter(effect__isnull=False).order_by("-effect__steers_well").values_list("label", flat=True)[:150]
     )
     for word in ("family", "war", "law", "cooking", "sadness", "Bible", "music"):
         assert any(word in label for label in best), word
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_first_results_of_a_search_write_what_it_means(smollm2_directory: Path, tokenizer, settings):
+    """At a relative size of 0.4, more words of the topic than in the unsteered answers with the same seeds."""
+    settings.MILLM_HOME = smollm2_directory.parent.parent
+    sae = install_demo(SMOLLM2).sae
+    assert sae is not None
+    found = {
+        query: search_features(sae.features.all(), FeatureSearch(query, 3, sort="steers_well", by_tokens=True))
+        for query in TOPICS
+    }
+    for query, (index, _) in TOPICS.items():
+        assert index in [one.feature.index for one in found[query]], query
+    special = frozenset(tokenizer.all_special_ids)
+    harness = EngineHarness(load_model(ModelSpec("smollm2", smollm2_directory, device="cpu")), max_batch_size=32)
+    chat = [{"role": "user", "content": SMOLLM2.prompt}]
+    prompt = tuple(tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"])
+    answers = {
+        query: [
+            harness.add(
+                prompt=prompt, model="smollm2", max_tokens=MAX_TOKENS, seed=seed, ignore_eos=False, temperature=0.7,
+                top_p=0.9, intervention=added(sae, TOPICS[query][0], special) if query else None,
+            )
+            for seed in range(8)
+        ]
+        for query in ("", *TOPICS)
+    }  # fmt: skip
+    harness.run()
+    texts = {query: [tokenizer.decode(answer.token_ids) for answer in group] for query, group in answers.items()}
+    for query, (_, words) in TOPICS.items():
+        pairs = zip(texts[query], texts[""], strict=True)
+        assert sum(num_words(steered, words) > num_words(bare, words) for steered, bare in pairs) >= 6, texts[query]
+
+
+def added(sae: SAE, index: int, special: frozenset[int]) -> Intervention:
+    """Return the ``add`` of a feature at a relative size of 0.4."""
+    edits = (EditSpec(feature_target(sae.features.select_related("sae").get(index=index)), "add", 0.4, "resid_norm"),)
+    version = PublishedVersion("feature", 0, fingerprint(edits), edits_to_json(edits), (source_of(sae),))
+    spec = SteeringSpec((version,), skip_token_ids=special)
+    return ProfileCompiler().compile(spec).intervention
 
 
 def resolve(name: str, special: frozenset[int]) -> Intervention:
