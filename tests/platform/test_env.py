@@ -45,9 +45,9 @@ def test_every_variable_is_exposed_to_lower_layers() -> None:
 @pytest.mark.parametrize(
     ("variables", "slots"),
     [
-        ({}, {"interactive": 3, "bulk": 3, "system": 2, "media": 1}),
-        ({"job_workers_bulk": 7}, {"interactive": 3, "bulk": 7, "system": 2, "media": 1}),
-        ({"job_workers": 4, "job_workers_bulk": 7}, {"interactive": 4, "bulk": 4, "system": 4, "media": 4}),
+        ({}, {"interactive": 3, "bulk": 3, "system": 2, "media": 1, "webhooks": 4}),
+        ({"job_workers_bulk": 7}, {"interactive": 3, "bulk": 7, "system": 2, "media": 1, "webhooks": 4}),
+        ({"job_workers": 4, "job_workers_bulk": 7}, dict.fromkeys(Lane, 4)),
         ({"job_workers": 0, "job_workers_bulk": 7}, {}),
     ],
 )

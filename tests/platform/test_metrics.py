@@ -16,13 +16,15 @@ from core.runtime import runtime
 from inference.client import ENGINE_CLIENT, EngineDownError, EngineStats
 from inference.engine.stats import BucketCounts, ModelStats
 from inference.metrics import REGISTRY
+from jobs import metrics as job_metrics
 from media import metrics
+from millm_site.http import metrics as metrics_page  # registers the collectors
 from openai_api.request_log.entry import LogEntry
 from openai_api.request_log.writer import LOG_WRITER, LogWriter
 from tests.openai_api.conftest import Api, api, events_of
 from tests.openai_api.fakes import failing
 
-__all__ = ["api"]
+__all__ = ["api", "metrics_page"]
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `(\w+)` \| (\w+) \| (.*?) \| (.*?) \|$", re.MULTILINE)
@@ -245,6 +247,10 @@ async def filled(api: Api) -> dict[str, Metric]:
         meter.note(event, 0.0)
     for counter in (metrics.STEPS, metrics.BUSY, metrics.AUDIO):
         counter.labels("tiny").inc()
+    job_metrics.note_queued({"bulk": 1})
+    job_metrics.RUNNING.labels("bulk").set(0)
+    job_metrics.WAITS.labels("bulk").observe(1.0)
+    job_metrics.note_end("bulk", "succeeded")
     return {name: family for name, family in families().items() if name.startswith(OURS)}
 
 
