@@ -141,7 +141,7 @@ class OtelSpan:
 def phases(entry: LogEntry, submitted_ms: float, total_ms: float) -> Iterator[tuple[str, float, float, Attributes]]:
     """Yield the name, start, end and attributes of each phase. Differences of clocks never make a negative time."""
     at = min(submitted_ms, total_ms)
-    waited = entry.queue_ms if entry.queue_ms is not None else None
+    waited = entry.queue_ms
     if waited is not None or entry.ttft_ms is None:
         end = total_ms if waited is None else min(submitted_ms + waited, total_ms)
         yield "queue", at, max(at, end), {}

@@ -26,7 +26,7 @@ STEERING_DEPTH = 50
 MIN_SIMILARITY = 0.2
 MIN_OUTPUT = 0.02
 """A feature whose output tokens match the query by less, in nats, does not write what it means."""
-_ANY = 0.1  # the weight of matching output tokens of a feature whose label has nothing to do with the query
+_UNRELATED = 0.1  # the weight of output tokens that match, of a feature whose label has nothing to do with the query
 _MAX_SAES = 16
 
 
@@ -65,16 +65,7 @@ def search_features(rows: FeatureQuerySet, search: FeatureSearch) -> list[FoundF
     if search.meaning is None and not search.by_tokens:
         return _by_words(rows, search)
     found = match_meaning(rows, search)
-    order, scores = list(found.scores), found.scores
-    if search.sort == "steers_well":
-        steering = _steers_well(order[:STEERING_DEPTH])
-        toward = {
-            pk: found.outputs.get(pk, 0.0) * (_ANY + (found.relevance(pk) or 0.0) + (steering[pk] or 0.0))
-            for pk in steering
-        }
-        order = sorted(
-            steering, key=lambda pk: (-toward[pk], steering[pk] is None, -(steering[pk] or 0.0), -scores[pk])
-        )
+    order = _by_steering(found) if search.sort == "steers_well" else list(found.scores)
     return _found(rows, {pk: found.relevance(pk) for pk in order[search.offset : search.offset + search.limit]})
 
 
@@ -101,6 +92,18 @@ def match_meaning(rows: FeatureQuerySet, search: FeatureSearch) -> MeaningMatche
     near = nearest_tokens(rows, search.text) if meaning is None else nearest(rows, meaning, by_words)
     outputs = _outputs(rows, search.text)
     return MeaningMatches(fuse_scores([by_words, near.order, list(outputs)]), near.cosines, outputs)
+
+
+def _by_steering(found: MeaningMatches) -> list[int]:
+    """Sort the most relevant matches by how well they steer toward the query, then by how well they steer at all."""
+    steering = _steers_well(list(found.scores)[:STEERING_DEPTH])
+
+    def order(pk: int) -> tuple[float, bool, float, float]:
+        steers_well = steering[pk] or 0.0
+        weight = _UNRELATED + (found.relevance(pk) or 0.0) + steers_well
+        return -found.outputs.get(pk, 0.0) * weight, steering[pk] is None, -steers_well, -found.scores[pk]
+
+    return sorted(steering, key=order)
 
 
 def _outputs(rows: FeatureQuerySet, text: str) -> dict[int, float]:
