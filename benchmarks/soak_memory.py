@@ -59,9 +59,9 @@ def memory_findings(samples: Sequence[Sample], values: dict[str, float]) -> list
         "threads_in_warm_up": float(most),
         "threads_at_the_end": float(end),
     }
-    problems: list[str] = []
     if later[-1].at_s - samples[0].at_s < SHORTEST_S:
-        return problems
+        return []
+    problems = []
     if last - first > ALLOWED * first:
         problems.append(f"Memory grew from {first:.0f} to {last:.0f} MB after the warm-up.")
     if end > most:

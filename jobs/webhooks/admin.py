@@ -67,7 +67,6 @@ class WebhookEndpointAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not g
     list_filter = ("is_enabled", "receives_all")
     search_fields = ("name", "url", "owner__username")
     readonly_fields = ("owner", "secret_hint", "rotated_at", "created_at")
-    settable = ("name", "url", "event_types", "is_enabled", "receives_all")
 
     class Media:
         css = {"all": ("jobs/jobs.css",)}
@@ -90,7 +89,8 @@ class WebhookEndpointAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not g
     def get_fields(self, request: HttpRequest, obj: WebhookEndpoint | None = None) -> tuple[str, ...]:
         """Offer everybody's events only to users who may receive them."""
         may_receive_all = request.user.has_perm(MANAGE_ALL) or (obj is not None and obj.receives_all)
-        fields = self.settable if may_receive_all else self.settable[:-1]
+        settable = WebhookEndpoint.SETTABLE
+        fields = settable if may_receive_all else tuple(name for name in settable if name != "receives_all")
         return fields if obj is None else (*fields, *self.readonly_fields)
 
     def add_view(
@@ -200,7 +200,7 @@ class WebhookDeliveryAdmin(ReadOnlyAdmin):
         return [path("<path:object_id>/redeliver/", view, name=name), *super().get_urls()]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[WebhookDelivery]:
-        return services.visible_deliveries(request.user)
+        return services.visible_deliveries(request.user).prefetch_related("attempts")
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
@@ -220,8 +220,8 @@ class WebhookDeliveryAdmin(ReadOnlyAdmin):
 
     @admin.display(description="last attempt")
     def last_attempt(self, delivery: WebhookDelivery) -> str:
-        attempt = delivery.attempts.last()
-        return "–" if attempt is None else str(attempt)
+        attempts = list(delivery.attempts.all())  # prefetched
+        return str(attempts[-1]) if attempts else "–"
 
     @admin.display(description="data")
     def body(self, delivery: WebhookDelivery) -> str:

@@ -79,6 +79,8 @@ def secret_of(salt: str) -> str:
 class WebhookEndpoint(models.Model):
     """A URL that receives events of its owner's objects. The database has only salts of its secrets."""
 
+    SETTABLE = ("name", "url", "event_types", "is_enabled", "receives_all")
+
     name = models.CharField(max_length=100)
     url = models.CharField("URL", max_length=2_000, validators=[validate_url])
     event_types = ArrayField(models.CharField(max_length=40, choices=EventType.choices))

@@ -63,7 +63,7 @@ def change_endpoint(*, endpoint: WebhookEndpoint, user: User | None = None) -> N
     WebhookEndpoint.objects.select_for_update().filter(pk=endpoint.pk).first()
     before = stored_fields(endpoint)
     _check(endpoint)
-    endpoint.save(update_fields=("name", "url", "event_types", "is_enabled", "receives_all"))
+    endpoint.save(update_fields=WebhookEndpoint.SETTABLE)
     record_saved(endpoint, before=before, user=user, leave_out=SECRETS)
 
 

@@ -30,7 +30,6 @@ from management_api.viewset import Filters, Resource
 
 VIEW = "webhooks.view_webhookendpoint"
 CHANGE = "webhooks.change_webhookendpoint"
-SETTABLE = ("name", "url", "event_types", "is_enabled", "receives_all")
 
 
 class WebhookOut(ReadSerializer):
@@ -40,7 +39,7 @@ class WebhookOut(ReadSerializer):
     class Meta:
         model = WebhookEndpoint
         fields: tuple[str, ...] = (
-            *("id", "owner", *SETTABLE, "secret_hint", "rotated_at", "old_valid_until", "created_at"),
+            *("id", "owner", *WebhookEndpoint.SETTABLE, "secret_hint", "rotated_at", "old_valid_until", "created_at"),
         )
 
 

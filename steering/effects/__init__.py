@@ -1,4 +1,6 @@
-"""Measured effects of features on the model's output: the calibrated strength, scores, fluency and samples.
+"""Measured effects of features on the model's output: output tokens, the calibrated strength, scores, fluency
+and samples.
 
-Start with ``job``; ``recipe`` describes what is measured, ``probe`` asks the engine, ``files`` ships the results.
+Start with ``job``; ``recipe`` and ``output_tokens`` describe what is measured, ``probe`` asks the engine, ``store``
+keeps the results and ships them in files.
 """

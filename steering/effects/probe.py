@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from inference.captures import AllFeatures, CaptureSpec, FeatureValues
 from inference.client import (
@@ -90,7 +91,7 @@ class EffectProbe:
     """Of each feature, the mean over the tokens of the unsteered samples."""
     base: tuple[dict[int, tuple[float, int]], ...] = ()
     """By opening: log-probability and rank of each token after it, without steering."""
-    usual: tuple[dict[int, float], ...] = ()
+    unsteered: tuple[dict[int, float], ...] = ()
     """Log-probabilities of the most likely tokens at each place of the answers in ``texts``, without steering."""
 
     @classmethod
@@ -113,10 +114,10 @@ class EffectProbe:
         read = await bare._reread(repeated, written)
         base = tuple([await bare._distribution(opening) for opening in OPENINGS])
         bare = replace(bare, texts=texts)
-        (usual,) = await bare._top_tokens([None], NUM_BASE)
+        (unsteered,) = await bare._top_tokens([None], NUM_BASE)
         return replace(
             bare,
-            usual=tuple(dict(place) for place in usual),
+            unsteered=tuple(dict(place) for place in unsteered),
             before=tuple(one or _Written((), "") for one in written[: recipe.num_samples]),
             nll=tuple(x for part in read for x in part.nll),
             activations=_mean_activations(read),
@@ -163,32 +164,24 @@ class EffectProbe:
         found = await self._top_tokens(refs, NUM_STEERED)
         text = self.model.text
         return [
-            [(text.decode([token_id]), part) for token_id, part in output_tokens(self.usual, places)] if places else []
+            [(text.decode([token_id]), part) for token_id, part in output_tokens(self.unsteered, places)]
+            if places
+            else []
             for places in found
         ]
 
     async def _top_tokens(self, refs: Sequence[SteeringRef | None], count: int) -> list[list[Distribution]]:
         """Return the most likely tokens at each place of the answers in ``texts``; empty where steering is unstable."""
         params = SamplingParams(max_tokens=0, prompt_logprobs=count)
-        requests = [
-            self._request((*text.prompt, *text.answer), params, ref, n * len(self.texts) + place)
-            for n, ref in enumerate(refs)
-            for place, text in enumerate(self.texts)
-        ]
-        read = {
-            event.index: [one.top for one in event.logprobs if one is not None]
-            for events in await self._events(requests)
-            for event in events
-            if isinstance(event, PromptLogprobsEvent)
-        }
         results: list[list[Distribution]] = []
-        for n in range(len(refs)):
-            own = [read.get(n * len(self.texts) + place) for place in range(len(self.texts))]
-            answers = [
-                [] if places is None else places[len(places) - len(text.answer) :]
-                for places, text in zip(own, self.texts, strict=True)
-            ]
-            results.append([place for places in answers for place in places] if all(own) else [])
+        requests = [
+            self._request((*text.prompt, *text.answer), params, ref, index)
+            for index, (ref, text) in enumerate(product(refs, self.texts))
+        ]
+        read = iter(await self._events(requests))
+        for _ in refs:
+            answers = [_tops(next(read))[-len(text.answer) :] for text in self.texts]
+            results.append([place for places in answers for place in places] if all(answers) else [])
         return results
 
     def encode(self, prompt: str) -> tuple[int, ...]:
@@ -383,6 +376,12 @@ class EffectProbe:
             return await run.collect()
         except SequenceFailedError as error:
             raise EvaluationError(f"The engine rejected the measurement ({error.code}): {error}") from error
+
+
+def _tops(events: Iterable[Event]) -> list[Distribution]:
+    """Return the most likely tokens at each place of a prompt; empty where steering is unstable."""
+    prompts = (event.logprobs for event in events if isinstance(event, PromptLogprobsEvent))
+    return [one.top for one in next(prompts, ()) if one is not None]
 
 
 def _rank(found: tuple[float, int]) -> int:

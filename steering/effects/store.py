@@ -110,9 +110,7 @@ def not_measured(feature: Feature) -> str:
 
 def export_effects(sae: SAE, path: Path) -> int:
     """Write the effects of an SAE to a file, gzipped if its name ends with .gz. Return the number of features."""
-    rows = list(FeatureEffect.objects.filter(sae=sae))
-    written = dict(sae.features.exclude(output_tokens=[]).values_list("index", "output_tokens"))
-    lines = list(_lines(sae, rows, written))
+    lines = list(_lines(sae))
     data = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines).encode()
     # Without a time of day, so that the same effects give the same file.
     path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
@@ -159,8 +157,11 @@ def import_effects_file(sae: SAE, file: IO[bytes], name: str) -> int:
     return len(results)
 
 
-def _lines(sae: SAE, rows: Sequence[FeatureEffect], written: Mapping[int, list[list[Any]]]) -> Iterator[dict[str, Any]]:
-    first = max(rows, key=lambda row: len(row.samples), default=None)
+def _lines(sae: SAE) -> Iterator[dict[str, Any]]:
+    rows = FeatureEffect.objects.filter(sae=sae).order_by("feature__index").select_related("feature")
+    effects = {row.feature.index: row for row in rows}
+    written = dict(sae.features.exclude(output_tokens=[]).values_list("index", "output_tokens"))
+    first = max(effects.values(), key=lambda row: len(row.samples), default=None)
     before = [] if first is None else first.samples
     yield {
         "format": FORMAT,
@@ -170,30 +171,27 @@ def _lines(sae: SAE, rows: Sequence[FeatureEffect], written: Mapping[int, list[l
         "before": [{"prompt": one["prompt"], "text": one["before"]} for one in before],
     }
     prompts = [one["prompt"] for one in before]
-    indices = dict(sae.features.filter(pk__in=[row.feature_id for row in rows]).values_list("pk", "index"))
-    by_index = {indices[row.feature_id]: row for row in rows}
-    for index in sorted(by_index.keys() | written.keys()):
+    for index in sorted(effects.keys() | written.keys()):
+        effect = _effect_fields(effects[index], prompts) if index in effects else {}
         tokens = {"output_tokens": written[index]} if index in written else {}
-        row = by_index.get(index)
-        if row is None:
-            yield {"index": index, **tokens}
-            continue
-        after = {one["prompt"]: one["after"] for one in row.samples}
-        yield {
-            "index": index,
-            "strength": _short(row.strength),
-            "kl": _short(row.kl),
-            "push": _short(row.push),
-            "is_capped": row.is_capped,
-            "output_score": _short(row.output_score),
-            "base_output_score": _short(row.base_output_score),
-            "steered_activation": _short(row.steered_activation),
-            "base_activation": _short(row.base_activation),
-            "fluency": _short(row.fluency),
-            "curve": [[_short(value) for value in point] for point in row.curve],
-            "after": [after.get(prompt, "") for prompt in prompts],
-            **tokens,
-        }
+        yield {"index": index, **effect, **tokens}
+
+
+def _effect_fields(row: FeatureEffect, prompts: Sequence[str]) -> dict[str, Any]:
+    after = {one["prompt"]: one["after"] for one in row.samples}
+    return {
+        "strength": _short(row.strength),
+        "kl": _short(row.kl),
+        "push": _short(row.push),
+        "is_capped": row.is_capped,
+        "output_score": _short(row.output_score),
+        "base_output_score": _short(row.base_output_score),
+        "steered_activation": _short(row.steered_activation),
+        "base_activation": _short(row.base_activation),
+        "fluency": _short(row.fluency),
+        "curve": [[_short(value) for value in point] for point in row.curve],
+        "after": [after.get(prompt, "") for prompt in prompts],
+    }
 
 
 def _short(value: float | None) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 from django.contrib import admin, messages
@@ -183,21 +184,24 @@ def _matches(rows: FeatureQuerySet, text: str, *, by_words: bool) -> FeatureQuer
     the model cannot be read. Results have ``relevance``.
     """
     if not by_words and _PLAIN.fullmatch(text.strip()):
-        try:
+        with suppress(MeaningUnavailableError):
             matches = match_meaning(rows, FeatureSearch(text, _MAX_BY_MEANING, by_tokens=True))
-        except MeaningUnavailableError:
-            matches = MeaningMatches({}, {}, {})
-        if best := list(matches.scores)[:_MAX_BY_MEANING]:
-            places = [When(pk=pk, then=Value(place)) for place, pk in enumerate(best)]
-            cosines = [When(pk=pk, then=Value(matches.relevance(pk))) for pk in best]
-            ranked = rows.filter(pk__in=best).annotate(
-                relevance=Case(*cosines, output_field=models.FloatField()),
-                place=Case(*places, output_field=models.IntegerField()),
-            )
-            by_meaning: FeatureQuerySet = ranked.order_by("place", *IN_ORDER)
-            return by_meaning
+            if matches.scores:
+                return _ranked(rows, matches)
     found: FeatureQuerySet = rows.search(text)
     return found.annotate(relevance=F("rank")) if "rank" in found.query.annotations else found
+
+
+def _ranked(rows: FeatureQuerySet, matches: MeaningMatches) -> FeatureQuerySet:
+    """Return the best matches in their order, with ``relevance``."""
+    best = list(matches.scores)[:_MAX_BY_MEANING]
+    places = [When(pk=pk, then=Value(place)) for place, pk in enumerate(best)]
+    cosines = [When(pk=pk, then=Value(matches.relevance(pk))) for pk in best]
+    ranked: FeatureQuerySet = rows.filter(pk__in=best).annotate(
+        relevance=Case(*cosines, output_field=models.FloatField()),
+        place=Case(*places, output_field=models.IntegerField()),
+    )
+    return ranked.order_by("place", *IN_ORDER)
 
 
 _MAX_DIGITS = 9

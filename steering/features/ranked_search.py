@@ -88,9 +88,9 @@ class MeaningMatches:
 def match_meaning(rows: FeatureQuerySet, search: FeatureSearch) -> MeaningMatches:
     """Return all matches by words, by the meaning of labels, and by the meaning of output tokens."""
     by_words = [] if not search.text.strip() else list(rows.search(search.text).values_list("pk", flat=True)[:DEPTH])
-    meaning = search.meaning
-    near = nearest_tokens(rows, search.text) if meaning is None else nearest(rows, meaning, by_words)
-    outputs = _outputs(rows, search.text)
+    meaning, saes = search.meaning, _saes(rows)
+    near = nearest_tokens(rows, saes, search.text) if meaning is None else nearest(rows, meaning, by_words)
+    outputs = _outputs(rows, saes, search.text)
     return MeaningMatches(fuse_scores([by_words, near.order, list(outputs)]), near.cosines, outputs)
 
 
@@ -106,10 +106,10 @@ def _by_steering(found: MeaningMatches) -> list[int]:
     return sorted(steering, key=order)
 
 
-def _outputs(rows: FeatureQuerySet, text: str) -> dict[int, float]:
+def _outputs(rows: FeatureQuerySet, saes: Sequence[SAE], text: str) -> dict[int, float]:
     """Return how much the output tokens of features match, the best first."""
     found: dict[int, float] = {}
-    for sae in _saes(rows.exclude(output_tokens=[])):
+    for sae in saes:
         with suppress(MeaningUnavailableError):  # labels embedded by a registered model are searched all the same
             found |= {pk: match for pk, match in output_matches(sae, text).items() if match >= MIN_OUTPUT}
     allowed = set(rows.order_by().filter(pk__in=found).values_list("pk", flat=True))
@@ -122,9 +122,9 @@ def _saes(rows: FeatureQuerySet) -> Sequence[SAE]:
     return list(found[:_MAX_SAES])
 
 
-def nearest_tokens(rows: FeatureQuerySet, text: str) -> NearLabels:
+def nearest_tokens(rows: FeatureQuerySet, saes: Sequence[SAE], text: str) -> NearLabels:
     """Return the features with the most similar labels by token embeddings. Raise MeaningUnavailableError."""
-    found = {pk: value for sae in _saes(rows) for pk, value in similarities(sae, text).items()}
+    found = {pk: value for sae in saes for pk, value in similarities(sae, text).items()}
     near = sorted((pk for pk in found if found[pk] >= MIN_SIMILARITY), key=lambda pk: (-found[pk], pk))[:DEPTH]
     allowed = set(rows.order_by().filter(pk__in=near).values_list("pk", flat=True))
     return NearLabels([pk for pk in near if pk in allowed], found)

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from steering.features.unembedding import StoredTensor
 
 Floats = NDArray[np.float32]
+Built = TypeVar("Built")
 _TOKENS_WEIGHT = 0.3  # of the top tokens of a feature, against its label
 _NUM_COMPONENTS = 3
 _MAX_SAMPLED = 16_384  # tokens that the components are computed of
@@ -82,12 +83,13 @@ class TokenEmbeddings:
 class LabelMeanings:
     """The labels of one SAE as vectors of length 1: ``pks`` of the features, and what every text is reduced by.
 
-    ``top_words`` are the words of each feature's top tokens.
+    ``top_words`` are the words of each feature's top tokens, ``num_features`` the numbers of features that have them.
     """
 
     embeddings: TokenEmbeddings
     pks: NDArray[np.int64]
     top_words: tuple[tuple[str, ...], ...]
+    num_features: Mapping[str, int]
     vectors: Floats
     mean: Floats
     component: Floats
@@ -104,7 +106,8 @@ class LabelMeanings:
         component: Floats = directions[:, -1].astype(np.float32)
         pks = np.array([pk for pk, _, _ in rows], np.int64)
         top_words = tuple(tuple(_merged([(token, 1.0) for token in tokens])) for _, _, tokens in rows)
-        return cls(embeddings, pks, top_words, _unit(_without(centred, component)), mean, component)
+        num_features = Counter(word for words in top_words for word in words)
+        return cls(embeddings, pks, top_words, num_features, _unit(_without(centred, component)), mean, component)
 
     def similarities(self, text: str) -> Floats:
         """Return the cosine of a text with each label, in the order of ``pks``."""
@@ -120,10 +123,9 @@ class LabelMeanings:
         """
         cosines = self.similarities(text)
         nearest = np.argsort(-cosines, kind="stable")[:_NUM_RELATED]
-        everywhere = Counter(word for words in self.top_words for word in words)
         shared = Counter(word for place in nearest for word in self.top_words[place])
         lifts = {
-            word: number / len(nearest) / (everywhere[word] / len(self.pks))
+            word: number / len(nearest) / (self.num_features[word] / len(self.pks))
             for word, number in shared.items()
             if number >= _MIN_RELATED and len(word) > 1
         }
@@ -191,43 +193,41 @@ def _merged(tokens: Sequence[tuple[str, float]]) -> dict[str, float]:
     return found
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Meanings:
-    """What is known of the meanings of one SAE's features."""
+class MeaningIndex(Generic[Built]):
+    """What ``build`` makes of an SAE's features, in this process; rebuilt when labels or output tokens change."""
 
-    labels: LabelMeanings
-    outputs: OutputMeanings
-
-
-class MeaningIndex:
-    """The meanings of features by SAE, in this process; rebuilt when labels or output tokens change."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[object, Meanings]] = {}
+    def __init__(self, build: Callable[[SAE], Built]) -> None:
+        self._build = build
+        self._known: dict[int, tuple[object, Built]] = {}
         self._lock = Lock()
 
-    def of(self, sae: SAE) -> Meanings:
-        """Return the meanings of an SAE's features. Raise MeaningUnavailableError."""
-        state = registered_saes.get()  # replaced whenever labels change, in any process
+    def of(self, sae: SAE) -> Built:
+        """Return what was built of an SAE. Raise MeaningUnavailableError."""
+        state = registered_saes.get()  # replaced whenever labels or output tokens change, in any process
         with self._lock:
             known = self._known.get(sae.pk)
             if known is not None and known[0] is state:
                 return known[1]
-            stored = sae.features.exclude(label="", top_tokens=[]).values_list("pk", "label", "top_tokens")
-            rows = [(pk, label, tokens) for pk, label, tokens in stored.order_by("pk")]
-            written = sae.features.exclude(output_tokens=[]).order_by("pk").values_list("pk", "output_tokens")
-            embeddings = open_embeddings(sae)
-            built = Meanings(
-                LabelMeanings.build(embeddings, rows),
-                OutputMeanings.build(embeddings, [(pk, [(text, part) for text, part in own]) for pk, own in written]),
-            )
+            built = self._build(sae)
             self._known[sae.pk] = (state, built)
             while len(self._known) > _MAX_CACHED:
                 del self._known[next(iter(self._known))]
             return built
 
 
-_index = MeaningIndex()
+def _label_meanings(sae: SAE) -> LabelMeanings:
+    rows = sae.features.exclude(label="", top_tokens=[]).order_by("pk").values_list("pk", "label", "top_tokens")
+    return LabelMeanings.build(open_embeddings(sae), list(rows))
+
+
+def _output_meanings(sae: SAE) -> OutputMeanings | None:
+    """Return None if no output tokens were measured; then no embeddings are read."""
+    rows = list(sae.features.exclude(output_tokens=[]).order_by("pk").values_list("pk", "output_tokens"))
+    return OutputMeanings.build(open_embeddings(sae), rows) if rows else None
+
+
+_labels = MeaningIndex(_label_meanings)
+_outputs = MeaningIndex(_output_meanings)
 
 
 def similarities(sae: SAE, text: str) -> dict[int, float]:
@@ -235,7 +235,7 @@ def similarities(sae: SAE, text: str) -> dict[int, float]:
 
     Raise MeaningUnavailableError if the model's embeddings cannot be read.
     """
-    labels = _index.of(sae).labels
+    labels = _labels.of(sae)
     return dict(zip(labels.pks.tolist(), labels.similarities(text).tolist(), strict=True))
 
 
@@ -244,10 +244,11 @@ def output_matches(sae: SAE, text: str) -> dict[int, float]:
 
     The unit is that of the tokens' parts of the divergence (nats), times their rarity. Raise MeaningUnavailableError.
     """
-    meanings = _index.of(sae)
-    outputs, related = meanings.outputs, meanings.labels.related_words(text)
-    matches = dict(zip(outputs.pks.tolist(), outputs.matches(text, related).tolist(), strict=True))
-    return {pk: match for pk, match in matches.items() if match > 0}
+    outputs = _outputs.of(sae)
+    if outputs is None:
+        return {}
+    matches = outputs.matches(text, _labels.of(sae).related_words(text))
+    return {pk: match for pk, match in zip(outputs.pks.tolist(), matches.tolist(), strict=True) if match > 0}
 
 
 def open_embeddings(sae: SAE) -> TokenEmbeddings:

@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from openai import OpenAI
 
 from jobs.webhooks.models import WebhookEndpoint
 from jobs.webhooks.services import create_endpoint
+from tests.http_server import QuietHandler, serving_http
 
 Reply = Callable[[BaseHTTPRequestHandler], None]
 
@@ -48,29 +49,20 @@ class Receiver:
 
 @contextmanager
 def receiving() -> Iterator[Receiver]:
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
+            body = self.read_body()
             receiver.received.append(Received(self.path, dict(self.headers), body, time.monotonic()))
             receiver.replies.get(self.path, status(200))(self)
 
         do_GET = do_POST
 
-        def log_message(self, *arguments: Any) -> None:
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    receiver = Receiver(f"http://127.0.0.1:{server.server_address[1]}")
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield receiver
-    finally:
-        receiver.is_over.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving_http(Handler) as url:
+        receiver = Receiver(url)
+        try:
+            yield receiver
+        finally:
+            receiver.is_over.set()
 
 
 def status(code: int, **headers: str) -> Reply:

@@ -6,28 +6,25 @@ import ipaddress
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
 
 from core.outbound import OutboundError, OutboundRules, is_public, is_public_or_private
 from media.fetch import fetch
+from tests.http_server import QuietHandler, serving_http
 
 
 @dataclass
 class Site:
     """A server on loopback, under a name that only the test's resolver knows."""
 
-    server: ThreadingHTTPServer
+    port: int
     answers: dict[str, Callable[[BaseHTTPRequestHandler], None]] = field(default_factory=dict)
     seen: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     names: dict[str, list[str]] = field(default_factory=lambda: {"pictures.test": ["127.0.0.1"]})
     lookups: list[str] = field(default_factory=list)
-
-    @property
-    def port(self) -> int:
-        return int(self.server.server_address[1])
 
     def url(self, path: str, host: str = "pictures.test") -> str:
         return f"http://{host}:{self.port}{path}"
@@ -51,23 +48,14 @@ class Site:
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             found.seen.append((self.path, dict(self.headers)))
             found.answers[self.path](self)
 
-        def log_message(self, *arguments: Any) -> None:
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    found = Site(server)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield found
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving_http(Handler) as url:
+        found = Site(int(url.rpartition(":")[2]))
+        yield found
 
 
 def answer(

@@ -9,10 +9,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from tests.http_server import QuietHandler, serving_http
 
 COMMIT = "c" * 40
 LARGE = 10_000_000
@@ -49,19 +49,12 @@ class FakeHub:
 @contextmanager
 def running(hub: FakeHub) -> Iterator[FakeHub]:
     """The hub answers while this is open."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
-    hub.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with serving_http(type("Handler", (_Handler,), {"hub": hub})) as url:
+        hub.url = url
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     hub: FakeHub
 
     def do_HEAD(self) -> None:
@@ -69,9 +62,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self._answer()
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class calls it so
-        """Says nothing."""
 
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -18,6 +16,7 @@ from steering.errors import EvaluationError
 from steering.evaluation.judging import EndpointRater, Judge, LocalRater, Scores, check_judge, make_judge
 from steering.evaluation.params import ENDPOINT, JudgeParams, judge_params
 from steering.evaluation.runner import EvaluationRunner
+from tests.http_server import QuietHandler, serving_http
 
 KEY = "sk-very-secret"
 Reply = tuple[int, Any]
@@ -43,9 +42,9 @@ class FakeEndpoint:
 def serving(*replies: Reply) -> Iterator[FakeEndpoint]:
     fake = FakeEndpoint(list(replies))
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = json.loads(self.read_body())
             fake.requests.append({"path": self.path, "key": self.headers["Authorization"], **body})
             status, value = fake.next()
             content = json.dumps(value).encode()
@@ -56,19 +55,9 @@ def serving(*replies: Reply) -> Iterator[FakeEndpoint]:
             self.end_headers()
             self.wfile.write(content)
 
-        def log_message(self, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    fake.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with serving_http(Handler) as url:
+        fake.url = f"{url}/v1"
         yield fake
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def endpoint(fake: FakeEndpoint) -> ChatEndpoint:

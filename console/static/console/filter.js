@@ -10,10 +10,10 @@ for (const field of document.querySelectorAll("[data-filter]")) {
 
   const show = () => {
     const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const wanted = flags.filter((flag) => flag.checked).map((flag) => flag.dataset.filterFlag);
+    const required = flags.filter((flag) => flag.checked).map((flag) => flag.dataset.filterFlag);
     for (const row of rows) {
       const has = (row.dataset.flags ?? "").split(" ");
-      row.hidden = !(words.every((word) => texts.get(row).includes(word)) && wanted.every((flag) => has.includes(flag)));
+      row.hidden = !(words.every((word) => texts.get(row).includes(word)) && required.every((flag) => has.includes(flag)));
     }
     const left = rows.filter((row) => !row.hidden).length;
     const found = left === rows.length ? left : `${left} of ${rows.length}`;

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from core.runtime import runtime
 from millm_site.env import PROJECT_DIR
 from openai_api.request_log.entry import LogEntry
 from openai_api.request_log.tracing import TRACING, start_tracing, stop_tracing
+from tests.http_server import QuietHandler, serving_http
 from tests.openai_api.conftest import Api, chunks_of
 from tests.openai_api.fakes import ANSWER, failing, tokens_of
 from tests.openai_api.responses.conftest import stored  # noqa: F401 - a fixture
@@ -31,6 +31,7 @@ from tests.openai_api.responses.test_background import order, work
 trace_service = pytest.importorskip(
     "opentelemetry.proto.collector.trace.v1.trace_service_pb2", reason="The extra `otel` is not installed."
 )
+
 otel = pytest.importorskip("openai_api.request_log.otel", reason="The extra `otel` is not installed.")
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -107,9 +108,9 @@ def value_of(value: Any) -> Any:
 
 @contextmanager
 def collecting() -> Iterator[Collector]:
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
+            body = self.read_body()
             if found.gate is not None:
                 found.gate.wait()
             found.add(self.path, body)
@@ -117,22 +118,13 @@ def collecting() -> Iterator[Collector]:
             self.send_header("Content-Length", "0")
             self.end_headers()
 
-        def log_message(self, *arguments: Any) -> None:
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    found = Collector(f"http://127.0.0.1:{server.server_address[1]}")
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield found
-    finally:
-        if found.gate is not None:
-            found.gate.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving_http(Handler) as url:
+        found = Collector(url)
+        try:
+            yield found
+        finally:
+            if found.gate is not None:
+                found.gate.set()
 
 
 @pytest.fixture(autouse=True)
@@ -315,7 +307,7 @@ async def test_a_trace_that_its_client_does_not_sample_is_left_out(traced: Api, 
 
 
 class TestContent:
-    """Texts are in spans only if the variable says so, and the log may keep them."""
+    """Texts are in spans only if the variable asks for them and the log may keep them."""
 
     async def chat(self, api: Api, headers: Any = None) -> None:
         body = {"messages": [{"role": "user", "content": PROMPT}], "stop": [PROMPT], "user": PROMPT}
