@@ -24,7 +24,8 @@ from benchmarks.steering import Steered
 from benchmarks.subject import Plan, echo, measure, ratios
 from benchmarks.workloads import Scale, streams
 from inference.engine.config import EngineConfig
-from inference.engine.models.loader import LoadedModel, ModelSpec, load_model
+from inference.engine.models.facts import ModelSpec
+from inference.engine.models.loader import LoadedModel, load_model
 
 TRIES = 3
 ROUNDS = 5

@@ -19,7 +19,6 @@ from benchmarks.subject import Plan, measure
 from benchmarks.workloads import MAKERS, Job, Workload
 from inference.captures import CaptureSpec
 from inference.engine.config import EngineConfig
-from inference.engine.kernels.linear_kinds import Weights
 from inference.engine.loop import EngineLoop
 from inference.engine.messages import (
     Event,
@@ -29,7 +28,8 @@ from inference.engine.messages import (
     SamplingParams,
     TokensEvent,
 )
-from inference.engine.models.loader import LoadedModel, ModelSpec, load_model
+from inference.engine.models.facts import ModelSpec, Weights
+from inference.engine.models.loader import LoadedModel, load_model
 from inference.interventions import Intervention
 
 TIMEOUT_S = 3600.0

@@ -49,16 +49,16 @@ class HttpSubject:
         self, url: str, model: str, *, name: str = SERVER, pid: int | None = None, api_key: str = "none"
     ) -> None:
         self.name = name
-        self._url = url.rstrip("/")
-        self._model = model
-        self._pid = pid
+        self.url = url.rstrip("/")
+        self.model = model
+        self.pid = pid
         self._headers = {"Authorization": f"Bearer {api_key}"}
 
     def run(self, workload: Workload) -> list[Trace]:
         return asyncio.run(self._run(workload))
 
     def peak_memory_mb(self) -> float | None:
-        return None if self._pid is None else peak_memory_mb(self._pid)
+        return None if self.pid is None else peak_memory_mb(self.pid)
 
     async def _run(self, workload: Workload) -> list[Trace]:
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
@@ -79,7 +79,7 @@ class HttpSubject:
         """Request a streamed completion. Raise RuntimeError if it is refused or has another length than requested."""
         sent_at, times, usage = time.perf_counter(), [], None
         try:
-            async with client.stream("POST", f"{self._url}/completions", json=self._body(job)) as response:
+            async with client.stream("POST", f"{self.url}/completions", json=self._body(job)) as response:
                 if response.status_code != 200:
                     raise RuntimeError(f"{self.name}: {response.status_code} {(await response.aread())[:500]!r}")
                 async for event in events(response):
@@ -96,7 +96,7 @@ class HttpSubject:
 
     def _body(self, job: Job) -> dict[str, Any]:
         body = {
-            "model": self._model,
+            "model": self.model,
             "prompt": list(job.prompt),
             "max_tokens": job.new,
             "temperature": 0,

@@ -92,12 +92,12 @@ def stall(scale: Scale, seed: int) -> Workload:
     return Workload("W5", "8 decode when a prompt of 4096 arrives: ITL of the 8", (*early, late))
 
 
-def streams(count: int) -> Maker:
-    """Return the maker of ``count`` equal streams."""
+def streams(count: int, *, length: int = 128, new: int = 64, name: str = "") -> Maker:
+    """Return the maker of ``count`` equal streams with ``length`` prompt tokens and ``new`` tokens each."""
 
     def make(scale: Scale, seed: int) -> Workload:
-        jobs = tuple(Job(_prompt(scale, seed, i, scale(128)), scale(64)) for i in range(count))
-        return Workload(f"streams {count}", "equal streams: 128 prompt tokens, 64 new", jobs)
+        jobs = tuple(Job(_prompt(scale, seed, i, scale(length)), scale(new)) for i in range(count))
+        return Workload(name or f"streams {count}", f"equal streams: {length} prompt tokens, {new} new", jobs)
 
     return make
 

@@ -8,18 +8,24 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from django.apps import AppConfig
 from django.conf import settings
 from django.db.models.signals import post_migrate
 
+from core.runtime import runtime
+from core.snapshots import start_listening, stop_listening
+from inference.client import ENGINE_CLIENT, EngineClient, LocalEngineClient
+from inference.engine.config import EngineConfig
+from inference.steering_refs import ENGINE_SAES
+
 if TYPE_CHECKING:
     import subprocess
 
-    from inference.client import LocalEngineClient
     from inference.engine.loop import EngineLoop
     from inference.engine.watchdog import Watchdog
+    from inference.engine_process.client import ProcessEngineClient
     from inference.registry.registry import ModelRegistry
 
 logger = logging.getLogger(__name__)
@@ -42,12 +48,20 @@ def _log_failure(error: str) -> None:
     logger.critical("This process no longer serves models: %s", error)
 
 
+class ServingClient(EngineClient, Protocol):
+    """The client of the engine that this process started."""
+
+    def start(self) -> None: ...
+
+    def is_busy(self, model: str) -> bool: ...
+
+
 class ServingState:
     """The engine and the registry of this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._client: LocalEngineClient[EngineLoop] | None = None
+        self._client: ServingClient | None = None
         self._registry: ModelRegistry | None = None
         self._watchdog: Watchdog | None = None
 
@@ -60,40 +74,74 @@ class ServingState:
         with self._lock:
             client, registry, watchdog = self._client, self._registry, self._watchdog
             self._client = self._registry = self._watchdog = None
-        if client is None or registry is None or watchdog is None:
+        if client is None or registry is None:
             return
-        self._stop(client, registry, drain_s)
-        watchdog.stop()
-
-    def _start(self, on_failure: Callable[[str], None], models: Sequence[str]) -> None:
-        from core.runtime import runtime
-        from core.snapshots import start_listening
-        from inference.client import ENGINE_CLIENT, LocalEngineClient
-        from inference.engine.config import EngineConfig
-        from inference.engine.loop import EngineLoop
-        from inference.engine.watchdog import Watchdog
-        from inference.registry.registry import MODEL_REGISTRY, ModelRegistry
-
-        gc.freeze()  # frozen objects are not scanned: a full collection would stop all streams for half a second
-        config = EngineConfig(**settings.MILLM_ENGINE)
-        client = LocalEngineClient(lambda publish: EngineLoop(config, publish))
-        client.start()
-        watchdog = Watchdog(client.engine, stall_s=settings.MILLM_ENGINE_STALL_SECONDS, on_failure=on_failure)
-        watchdog.start()
-        registry = ModelRegistry(client.engine, is_busy=client.is_busy, kv_unwritten=client.kv_unwritten)
-        runtime.install(ENGINE_CLIENT, client)
-        runtime.install(MODEL_REGISTRY, registry)
-        start_listening()
-        self._client, self._registry, self._watchdog = client, registry, watchdog
-        _await_boot(registry.start(models))
-
-    @staticmethod
-    def _stop(client: LocalEngineClient[EngineLoop], registry: ModelRegistry, drain_s: float) -> None:
-        from core.snapshots import stop_listening
-
         client.stop(drain_s)
         registry.stop()
         stop_listening()
+        runtime.remove(ENGINE_SAES)
+        if watchdog is not None:
+            watchdog.stop()
+
+    def _start(self, on_failure: Callable[[str], None], models: Sequence[str]) -> None:
+        from inference.registry.registry import MODEL_REGISTRY
+
+        gc.freeze()  # frozen objects are not scanned: a full collection would stop all streams for half a second
+        if settings.MILLM_ENGINE == "process":
+            self._client, self._registry = _process_engine()
+        else:
+            self._client, self._registry, self._watchdog = _thread_engine(on_failure)
+        runtime.install(ENGINE_CLIENT, self._client)
+        runtime.install(MODEL_REGISTRY, self._registry)
+        start_listening()
+        _await_boot(self._registry.start(models))
+
+
+def _thread_engine(
+    on_failure: Callable[[str], None],
+) -> tuple[LocalEngineClient[EngineLoop], ModelRegistry, Watchdog]:
+    """Start the engine as a thread of this process."""
+    from inference.engine.loop import EngineLoop
+    from inference.engine.watchdog import Watchdog
+    from inference.registry.registry import ModelRegistry
+
+    config = EngineConfig(**settings.MILLM_ENGINE_OPTIONS)
+    client = LocalEngineClient(lambda publish: EngineLoop(config, publish))
+    client.start()
+    watchdog = Watchdog(client.engine, stall_s=settings.MILLM_ENGINE_STALL_SECONDS, on_failure=on_failure)
+    watchdog.start()
+    registry = ModelRegistry(
+        client.engine, is_busy=client.is_busy, kv_unwritten=lambda name: client.stats().kv_unwritten(name)
+    )
+    return client, registry, watchdog
+
+
+def _process_engine() -> tuple[ProcessEngineClient, ModelRegistry]:
+    """Start the engine in a process of its own, which is started again whenever it ends."""
+    from inference.engine_process.client import ProcessEngineClient, ProcessModels, ProcessSAEs
+    from inference.engine_process.supervisor import EngineSupervisor
+    from inference.registry.memory_plan import MemoryBudget
+    from inference.registry.registry import ModelRegistry
+
+    supervisor = EngineSupervisor(stall_s=settings.MILLM_ENGINE_STALL_SECONDS)
+    client = ProcessEngineClient(supervisor, EngineConfig(**settings.MILLM_ENGINE_OPTIONS))
+    models = ProcessModels(supervisor)
+    registry = ModelRegistry(
+        models,
+        is_busy=client.is_busy,
+        kv_unwritten=lambda name: client.stats().kv_unwritten(name),
+        loading=models.loading,
+        budget=MemoryBudget(settings.MILLM_MEMORY_BUDGET, models.measure),
+    )
+
+    def note_death() -> None:
+        client.note_death()
+        registry.note_lost(models.take_lost(), reloads=True)
+
+    supervisor.listen(client.publish, note_death)
+    client.start()
+    runtime.install(ENGINE_SAES, ProcessSAEs(supervisor))
+    return client, registry
 
 
 def _await_boot(booted: Future[None]) -> None:

@@ -1,17 +1,15 @@
 """The interface to the engine: submit requests, read their events, and cancel them by the id of the stream.
 
-The engine thread of this process is one implementation of :class:`EngineClient`. A remote one could follow, because
-only requests, events and ids cross this interface, all of them plain data. Most callers need an
-:class:`inference.runs.Run`.
+The engine is a thread of this process (:class:`LocalEngineClient`) or a process of its own
+(:class:`inference.engine_process.client.ProcessEngineClient`): only requests, events and ids cross this interface, all
+of them plain data. Most callers need an :class:`inference.runs.Run`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import threading
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from core.runtime import Service, runtime
@@ -27,7 +25,6 @@ from inference.engine.errors import (
 )
 from inference.engine.messages import (
     BACKGROUND_PRIORITY,
-    TERMINAL_EVENTS,
     CaptureEvent,
     DivergenceEvent,
     EmbeddingEvent,
@@ -50,7 +47,7 @@ from inference.engine.messages import (
     Usage,
 )
 from inference.engine.stats import Distribution, EngineState, EngineStats, ModelStats
-from inference.event_stream import MAX_EVENTS, SPARE_EVENTS, LocalEventStream, post
+from inference.event_stream import MAX_EVENTS, SPARE_EVENTS, LocalEventStream, OpenStreams
 from inference.interventions import FeatureDecoder
 from inference.steering_refs import STEERING_COMPILER, CompiledSteering, SAERef, SteeringRef, SteeringSpec
 
@@ -139,7 +136,7 @@ class EngineClient(Protocol):
         """The engine's settings in effect, by the names of EngineConfig."""
 
     def stop(self, drain_s: float) -> None:
-        """Refuse new requests, let running ones finish for ``drain_s``, fail the rest, end the thread."""
+        """Refuse new requests, let running ones finish for ``drain_s``, fail the rest, end the engine."""
 
 
 class RunningLoop(Protocol):
@@ -166,61 +163,33 @@ class LocalEngineClient(Generic[L]):
     """The engine in this process. ``make_loop`` receives the function through which the loop publishes events."""
 
     def __init__(self, make_loop: Callable[[Publish], L]) -> None:
-        self._lock = threading.Lock()
-        self._streams: dict[str, LocalEventStream] = {}  # with sequences that are queued or running, by id
-        self._num_open: Counter[str] = Counter()  # their sequences, by the stream's id
-        self._sequences: Counter[str] = Counter()  # queued or running, by model
+        self._streams = OpenStreams(self.cancel)
         self.engine = make_loop(self.publish)
 
     async def submit(self, requests: Sequence[Request]) -> LocalEventStream:
         """Accept all requests or none. See :class:`EngineClient`."""
-        requests = [await _with_weights(request) for request in requests]
-        stream = LocalEventStream(
-            loop=asyncio.get_running_loop(),
-            model=requests[0].model,
-            indices=(request.index for request in requests),
-            cancel=self.cancel,
-            max_events=sum(request.max_events for request in requests),
-        )
-        with self._lock:
-            self._streams[stream.id] = stream
-        self._count(stream, len(requests))
+        requests = [await with_weights(request) for request in requests]
+        stream = self._streams.open(requests)
         try:
             self.engine.submit(requests, stream.id)
         except BaseException:
-            self._count(stream, -len(requests))
+            self._streams.forget(stream)
             raise
         return stream
 
     async def compile(self, steering: SteeringSpec) -> SteeringRef:
-        return await compile_steering(steering)
+        return (await compiled(steering)).ref
 
     def cancel(self, stream_id: str) -> None:
         self.engine.cancel(stream_id)
 
     def publish(self, events: list[tuple[object, Event]]) -> None:
-        """Hand one step's events to their event loops: one wake-up each. Called on the engine thread, never raises."""
-        by_loop: dict[asyncio.AbstractEventLoop, dict[LocalEventStream, list[Event]]] = {}
-        for stream_id, event in events:
-            assert isinstance(stream_id, str)
-            stream = self._streams.get(stream_id)
-            if stream is None:
-                continue
-            by_loop.setdefault(stream.loop, {}).setdefault(stream, []).append(event)
-            if isinstance(event, TERMINAL_EVENTS):
-                self._count(stream, -1)
-        for loop, by_stream in by_loop.items():
-            if not post(loop, _deliver, by_stream):
-                self._abandon(by_stream)
+        """Hand one step's events to their event loops. Called on the engine thread, never raises."""
+        self._streams.publish(events)
 
     def is_busy(self, model: str) -> bool:
         """Return whether sequences of ``model`` are queued or running."""
-        with self._lock:
-            return self._sequences[model] > 0
-
-    def kv_unwritten(self, model: str) -> int:
-        """Return the bytes of KV cache that a model has not allocated yet; 0 if it is not attached."""
-        return sum(each.kv_unwritten_bytes for each in self.stats().by_model if each.name == model)
+        return self._streams.is_busy(model)
 
     def start(self) -> None:
         self.engine.start()
@@ -234,38 +203,16 @@ class LocalEngineClient(Generic[L]):
     def stop(self, drain_s: float) -> None:
         self.engine.stop(drain_s)
 
-    def _abandon(self, streams: Iterable[LocalEventStream]) -> None:
-        """Cancel streams whose event loop is closed, because nobody reads them."""
-        for stream in streams:
-            self.cancel(stream.id)
 
-    def _count(self, stream: LocalEventStream, change: int) -> None:
-        """Count sequences, and forget the stream after its last one."""
-        with self._lock:
-            self._sequences[stream.model] += change
-            self._num_open[stream.id] += change
-            if self._num_open[stream.id] == 0:
-                del self._num_open[stream.id], self._streams[stream.id]
-
-
-def _deliver(by_stream: dict[LocalEventStream, list[Event]]) -> None:
-    for stream, events in by_stream.items():
-        stream.deliver(events)
-
-
-async def compile_steering(spec: SteeringSpec) -> SteeringRef:
-    """Compile steering in this process. See :meth:`EngineClient.compile`."""
-    return (await _compiled(spec)).ref
-
-
-async def _compiled(spec: SteeringSpec) -> CompiledSteering:
+async def compiled(spec: SteeringSpec) -> CompiledSteering:
+    """Compile steering in this process, at once if it is compiled already. See :meth:`EngineClient.compile`."""
     compiler = runtime.get(STEERING_COMPILER)
     found = compiler.find(spec)
     return await asyncio.to_thread(compiler.compile, spec) if found is None else found
 
 
-async def _with_weights(request: Request) -> Request:
-    """Return the request with the weights that it names."""
+async def with_weights(request: Request) -> Request:
+    """Return the request with the weights that it names. For the engine's side."""
     if isinstance(request, EmbeddingRequest | LensRequest):
         return request
     if isinstance(request, AttributionRequest):
@@ -273,8 +220,8 @@ async def _with_weights(request: Request) -> Request:
             request = dataclasses.replace(request, reader=await _loaded_reader(request.reader))
         return request
     if request.steering is not None and request.intervention is None:
-        compiled = await _compiled(request.steering.spec)
-        request = dataclasses.replace(request, intervention=compiled.intervention)
+        found = await compiled(request.steering.spec)
+        request = dataclasses.replace(request, intervention=found.intervention)
     if request.captures:
         captures = tuple([await _with_reader(capture) for capture in request.captures])
         request = dataclasses.replace(request, captures=captures)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Self
 from uuid import uuid4
@@ -17,6 +18,7 @@ from inference.engine.messages import (
     Event,
     FailedEvent,
     FinishedEvent,
+    Request,
     Timings,
     TokensEvent,
     Usage,
@@ -137,6 +139,84 @@ class LocalEventStream:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+class OpenStreams:
+    """The streams of a client with sequences that are queued or running. Thread-safe."""
+
+    def __init__(self, cancel: Callable[[str], None]) -> None:
+        self._cancel = cancel
+        self._lock = threading.Lock()
+        self._streams: dict[str, LocalEventStream] = {}  # by id
+        self._requests: dict[str, dict[int, Request]] = {}  # without a terminal event, by index, of each stream
+
+    def open(self, requests: Sequence[Request]) -> LocalEventStream:
+        """Return the stream for the events of ``requests``, which are submitted next. Called in its event loop."""
+        stream = LocalEventStream(
+            loop=asyncio.get_running_loop(),
+            model=requests[0].model,
+            indices=(request.index for request in requests),
+            cancel=self._cancel,
+            max_events=sum(request.max_events for request in requests),
+        )
+        with self._lock:
+            self._streams[stream.id] = stream
+            self._requests[stream.id] = {request.index: request for request in requests}
+        return stream
+
+    def forget(self, stream: LocalEventStream) -> None:
+        """Remove a stream whose requests were refused."""
+        with self._lock:
+            self._end(stream, list(self._requests.get(stream.id, ())))
+
+    def is_busy(self, model: str) -> bool:
+        """Return whether sequences of ``model`` are queued or running."""
+        with self._lock:
+            return any(stream.model == model for stream in self._streams.values())
+
+    def publish(self, events: Sequence[tuple[object, Event]]) -> None:
+        """Hand one step's events to their event loops: one wake-up each. Never raises.
+
+        The streams of a loop that is closed are cancelled, because nobody reads them.
+        """
+        by_loop: dict[asyncio.AbstractEventLoop, dict[LocalEventStream, list[Event]]] = {}
+        for stream_id, event in events:
+            assert isinstance(stream_id, str)
+            stream = self._streams.get(stream_id)
+            if stream is None:
+                continue
+            by_loop.setdefault(stream.loop, {}).setdefault(stream, []).append(event)
+            if isinstance(event, TERMINAL_EVENTS):
+                with self._lock:
+                    self._end(stream, [event.index])
+        for loop, by_stream in by_loop.items():
+            if not post(loop, _deliver, by_stream):
+                for stream in by_stream:
+                    self._cancel(stream.id)
+
+    def fail_all(self, code: str, message: str) -> None:
+        """Fail every sequence that has had no terminal event."""
+        with self._lock:
+            failures = [
+                (stream_id, FailedEvent.before_start(request, code, message))
+                for stream_id, requests in self._requests.items()
+                for request in requests.values()
+            ]
+        self.publish(failures)
+
+    def _end(self, stream: LocalEventStream, indices: Iterable[int]) -> None:
+        """Remove sequences, and the stream after its last one. Called with the lock held."""
+        requests = self._requests.get(stream.id, {})
+        for index in indices:
+            requests.pop(index, None)
+        if not requests:
+            self._requests.pop(stream.id, None)
+            self._streams.pop(stream.id, None)
+
+
+def _deliver(by_stream: dict[LocalEventStream, list[Event]]) -> None:
+    for stream, events in by_stream.items():
+        stream.deliver(events)
 
 
 def post(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: object) -> bool:

@@ -1,7 +1,8 @@
 """References to steering and SAEs in requests: plain data, without weights.
 
 The engine's side compiles a :class:`SteeringSpec` once and returns a :class:`SteeringRef`, which requests carry.
-:data:`STEERING_COMPILER` holds the compiler, which the app :mod:`steering` installs.
+:data:`STEERING_COMPILER` holds the compiler, which the app :mod:`steering` installs. The server of an engine in another
+process asks that engine instead.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
-from core.runtime import Service
+from core.runtime import Service, runtime
 from inference.interventions import FeatureDecoder, Intervention
 from inference.segments import Segment
 
@@ -94,7 +95,20 @@ class CompiledSteering:
     intervention: Intervention
 
 
-class SteeringCompiler(Protocol):
+class LoadedSAEs(Protocol):
+    """The SAEs that the engine's side keeps in memory, by their checksums. Thread-safe."""
+
+    def load_sae(self, source: SAESource) -> None:
+        """Load an SAE (slow). Raise MillmError if it is not available."""
+
+    def unload_sae(self, checksum: str) -> None:
+        """Free an SAE. Running requests keep its weights until they end."""
+
+    def loaded_bytes(self, checksum: str) -> int | None:
+        """Return the memory of the SAE's weights, or None if it is not loaded."""
+
+
+class SteeringCompiler(LoadedSAEs, Protocol):
     """Compiles steering and loads SAEs, with bounded caches. Thread-safe."""
 
     def find(self, spec: SteeringSpec) -> CompiledSteering | None:
@@ -115,3 +129,9 @@ def _no_compiler() -> SteeringCompiler:
 
 
 STEERING_COMPILER = Service(_no_compiler)
+ENGINE_SAES: Service[LoadedSAEs] = Service(_no_compiler)  # installed if the engine is in another process
+
+
+def loaded_saes() -> LoadedSAEs:
+    """Return the SAEs of the engine's side: those of this process's compiler, if the engine is here."""
+    return runtime.find(ENGINE_SAES) or runtime.get(STEERING_COMPILER)

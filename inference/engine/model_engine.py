@@ -64,6 +64,7 @@ class ModelEngine:
 
     def __init__(self, loaded: LoadedModel, config: EngineConfig, accelerate: Accelerate = accelerate) -> None:
         self._loaded = loaded
+        config = config.on(torch.device(loaded.device).type)
         cache = make_cache(loaded, config, min(config.max_seq_len or loaded.max_model_len, loaded.max_model_len))
         self._cache = cache.policy
         self.max_seq_len = self._cache.max_seq_len
@@ -77,7 +78,11 @@ class ModelEngine:
             cache.num_bytes,
             cache.num_tokens,
         )
-        self._runner = ModelRunner(loaded, cache, accelerate(loaded, cache, config))
+        accelerator = accelerate(loaded, cache, config)
+        # Drafts decide what the next step is.
+        self._runner = ModelRunner(loaded, cache, accelerator, looks_ahead=config.speculative_method == "none")
+        if accelerator is not None and accelerator.prepares:
+            self._runner.prepare_graphs()
         self._steps = chunk_isolation(self._runner.run)
         self._scheduler = Scheduler(config, self._cache, _admission(config))
         self._intake = RequestIntake(loaded, self.max_seq_len, config.seed)
@@ -119,6 +124,11 @@ class ModelEngine:
     def graphs(self) -> DecodeGraphs | None:
         """CUDA graphs of decode steps; None on a CPU."""
         return self._runner.graphs
+
+    @property
+    def steps_ahead(self) -> int:
+        """The number of steps that had started before their tokens were known on the host."""
+        return self._runner.steps_ahead
 
     @property
     def cache_counts(self) -> CacheCounts:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 
 import numpy as np
@@ -20,14 +21,20 @@ from inference.engine.capture.table import CaptureTable
 from inference.engine.kernels import native
 from inference.engine.kernels.accelerator import Accelerator
 from inference.engine.kernels.attention import TokenSpan
-from inference.engine.kernels.decode_graphs import DecodeGraphs
-from inference.engine.kernels.step_inputs import StepArrays, StepTensors, build_step, step_tensors
+from inference.engine.kernels.decode_graphs import DecodeGraphs, padded_rows
+from inference.engine.kernels.step_inputs import (
+    StepArrays,
+    StepTensors,
+    build_step,
+    differ_only_in_tokens,
+    step_tensors,
+)
 from inference.engine.messages import TokenLogprob
 from inference.engine.models.loader import LoadedModel
 from inference.engine.models.sites import SiteHooks
 from inference.engine.output.scoring import Scores
 from inference.engine.sampling.logprobs import prompt_logprobs, scores
-from inference.engine.sampling.sampler import Sampled, Sampler
+from inference.engine.sampling.sampler import Meanwhile, Sampled, Sampler
 from inference.engine.sampling.token_masks import MaskComputer, TokenMasks
 from inference.engine.sampling.transfers import to_device
 from inference.engine.sampling.verification import sample_and_verify
@@ -37,6 +44,8 @@ from inference.engine.steering.prompt_gates import PromptGateStep
 from inference.engine.steering.step import SteeringStep
 from inference.engine.steering.table import SteeringTable
 from inference.interventions import Site
+
+UNKNOWN = -1  # a token that is only known on the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +80,35 @@ class StepOutput:
     scores: dict[Sequence, Scores] = field(default_factory=dict)
 
 
-class ModelRunner:
-    """One model on its device, with its cache and steering tables. ``accelerator``: how it runs on a GPU."""
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """A step that was started on the device before its tokens were known on the host.
 
-    def __init__(self, loaded: LoadedModel, cache: ModelCache, accelerator: Accelerator | None = None) -> None:
+    ``step`` has no tokens. ``steering``: the key of the steering tables that it read; None if nothing is steered.
+    """
+
+    sequences: list[Sequence]
+    step: StepArrays
+    steering: Hashable | None
+    logits: Tensor
+
+
+class ModelRunner:
+    """One model on its device, with its cache and steering tables. ``accelerator``: how it runs on a GPU.
+
+    There, a step that only decodes is followed at once by the next one, on the tokens that lie on the device, while
+    the host still handles its result. If the next step turns out to be another one, because a sequence ended or
+    arrived, it runs again, and writes the same keys and values again. ``looks_ahead`` False: never.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        cache: ModelCache,
+        accelerator: Accelerator | None = None,
+        *,
+        looks_ahead: bool = True,
+    ) -> None:
         self.loaded = loaded
         self._cache = cache
         self._cache_ops: deque[CacheOp] = deque()
@@ -86,6 +120,9 @@ class ModelRunner:
         self._sampler = Sampler()
         self._attention = accelerator and accelerator.attention
         self.graphs = self._decode_graphs(accelerator)
+        self._looks_ahead = looks_ahead
+        self._ahead: _Ahead | None = None
+        self.steps_ahead = 0  # that were used
 
     @property
     def kernels(self) -> str:
@@ -95,6 +132,7 @@ class ModelRunner:
         return f"attention by {self._attention}; CUDA graphs {self.graphs or 'off'}"
 
     def close(self) -> None:
+        self._ahead = None
         self.steering.close()
         self.captures.close()
         self.masks.close()
@@ -109,6 +147,7 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, chunks: list[Chunk]) -> StepOutput:
         """Run one forward pass over all chunks and advance each sequence's ``num_computed``."""
+        ahead, self._ahead = self._ahead, None
         self._apply_cache_ops()
         row_of_token = _rows(chunks)
         logit_places = _logit_places(chunks)
@@ -117,11 +156,12 @@ class ModelRunner:
         masks = self.masks.start([c.sequence.matcher for c in chunks for _ in range(c.num_sampled)])
         try:
             with self.steering.steering(row_of_token, gates) as step, self.captures.capturing(capture):
-                logits = self._forward(chunks, logit_places, row_of_token)
+                logits = self._forward(chunks, logit_places, row_of_token, ahead)
         finally:
             masks.wait()
         found = capture.found() if capture is not None else {}
-        output = _read_out(chunks, logits, self._sampler, masks.result())
+        go_ahead = partial(self._go_ahead, chunks, step) if self._may_go_ahead(chunks) else None
+        output = _read_out(chunks, logits, self._sampler, masks.result(), go_ahead)
         draft_steering = _note_steering(chunks, step)  # after sampling, which waits for the device anyway
         if gates is not None:
             gates.commit()
@@ -129,7 +169,9 @@ class ModelRunner:
             chunk.sequence.num_computed += chunk.num_own
         return replace(output, draft_steering=draft_steering, found=found)
 
-    def _forward(self, chunks: list[Chunk], logit_places: list[int], row_of_token: list[int]) -> Tensor:
+    def _forward(
+        self, chunks: list[Chunk], logit_places: list[int], row_of_token: list[int], ahead: _Ahead | None
+    ) -> Tensor:
         """Return ``[len(logit_places), vocab]`` logits of these places in the packed step."""
         segments, slots = _segments(chunks)
         tokens = [t for c in chunks for t in _chunk_tokens(c)]
@@ -142,7 +184,9 @@ class ModelRunner:
             self._cache.policy.tables,
             self._cache.policy.block_size,
         )
-        logits = self._replayed(step)
+        logits = self._taken(ahead, chunks, step)
+        if logits is None:
+            logits = self._replayed(step)
         if logits is None:
             tensors = step_tensors(step, self.device)
             logits = self._logits(tensors, segments, tensors.logit_places)
@@ -175,6 +219,7 @@ class ModelRunner:
             max_rows=len(tables[0]),
             block_size=size,
             max_keys=tables[0].shape[1] * size,
+            counts_keys=not accelerator.attention.is_complete,
         )
 
     def _decode_logits(self, tensors: StepTensors, num_rows: int, max_keys: int) -> Tensor:
@@ -191,12 +236,83 @@ class ModelRunner:
         """Return the logits if the step has a CUDA graph. Steering then counts what its hooks did at graph capture."""
         if self.graphs is None or self.captures.is_capturing or not self.steering.can_be_captured:
             return None
-        if not step.steering_rows.any():
-            return self.graphs.run(step)
-        logits = self.graphs.run(step, self.steering.graph_key)
-        if logits is not None:
+        steering = self._steering_key(step)
+        logits = self.graphs.run(step, steering)
+        if logits is not None and steering is not None:
             self.steering.replayed()
         return logits
+
+    def _steering_key(self, step: StepArrays) -> Hashable | None:
+        return self.steering.graph_key if step.steering_rows.any() else None
+
+    @torch.inference_mode()
+    def prepare_graphs(self) -> None:
+        """Capture unsteered steps of every number of sequences, before there is traffic to hold up."""
+        if self.graphs is None:
+            return
+        tables, size = self._cache.policy.tables, self._cache.policy.block_size
+        steps = [
+            build_step(
+                (TokenSpan(0, 1),) * rows,
+                [0] * rows,
+                range(rows),
+                np.zeros(rows, dtype=np.int64),
+                np.zeros(rows, dtype=np.int64),
+                tables,
+                size,
+            )
+            for rows in sorted({padded_rows(count) for count in range(1, len(tables[0]) + 1)}, reverse=True)
+        ]
+        with self.steering.steering([]):
+            self.graphs.prepare(steps)
+
+    # Steps ahead
+
+    def _may_go_ahead(self, chunks: list[Chunk]) -> bool:
+        """Return whether the next step is probably the same sequences' next tokens, whatever the sampled ones are."""
+        return (
+            self._looks_ahead
+            and self.graphs is not None
+            and self.graphs.num_captured > 0
+            and all(chunk.samples and chunk.num_tokens == 1 and _goes_on(chunk.sequence) for chunk in chunks)
+        )
+
+    def _go_ahead(self, chunks: list[Chunk], step: SteeringStep, tokens: Tensor) -> None:
+        """Start the next step on the device; ``tokens`` ``[chunks]`` are there. Nothing happens if it cannot run."""
+        assert self.graphs is not None, "steps ahead are replayed"
+        step.copy_effects()  # the next step overwrites them
+        sequences = [chunk.sequence for chunk in chunks]
+        if not all(self._cache.policy.extend(sequence, 2) for sequence in sequences):
+            return
+        self._apply_cache_ops()
+        rows = [row for sequence in sequences for row in sequence.steering_rows((UNKNOWN,), after=1)]
+        following = build_step(
+            tuple(TokenSpan(sequence.num_computed + 1, 1) for sequence in sequences),
+            [0] * len(sequences),
+            range(len(sequences)),
+            np.array(rows),
+            np.array([sequence.slot for sequence in sequences]),
+            self._cache.policy.tables,
+            self._cache.policy.block_size,
+        )
+        steering = self._steering_key(following)
+        with self.steering.steering(rows if any(rows) else []):
+            logits = self.graphs.run(following, steering, tokens)
+        if logits is not None:
+            self._ahead = _Ahead(sequences, following, steering, logits)
+
+    def _taken(self, ahead: _Ahead | None, chunks: list[Chunk], step: StepArrays) -> Tensor | None:
+        """Return the logits of the step ahead, if it is this step."""
+        if ahead is None or ahead.sequences != [chunk.sequence for chunk in chunks]:
+            return None
+        if self.captures.is_capturing or not self.steering.can_be_captured:
+            return None
+        if ahead.steering != self._steering_key(step) or not differ_only_in_tokens(ahead.step, step):
+            return None
+        if ahead.steering is not None:
+            self.steering.replayed()
+        self.steps_ahead += 1
+        return ahead.logits
 
     def _apply_cache_ops(self) -> None:
         """Apply the cache policy's copies and discards. An operation that fails is retried at the next attempt."""
@@ -208,6 +324,20 @@ class ModelRunner:
             else:
                 self._cache.pool.discard(order.group, order.block, order.start, order.end)
             self._cache_ops.popleft()
+
+
+def _goes_on(sequence: Sequence) -> bool:
+    """Return whether the sequence's next step does not depend on its next token, except for the token itself."""
+    return (
+        not sequence.drafts
+        and sequence.segments is None
+        and sequence.open_gates is None
+        and sequence.capture is None
+        and sequence.scoring is None
+        and not sequence.computes_prompt_logprobs
+        and sequence.num_computed + 1 == sequence.num_tokens
+        and sequence.num_generated + 1 < sequence.max_tokens
+    )
 
 
 def _chunk_tokens(chunk: Chunk) -> list[int]:
@@ -296,8 +426,10 @@ def _num_logits(chunk: Chunk) -> int:
     return len(chunk.sequence.scored_places(chunk.num_tokens)) + chunk.num_sampled
 
 
-def _read_out(chunks: list[Chunk], logits: Tensor, sampler: Sampler, masks: TokenMasks | None) -> StepOutput:
-    """Split the logits into those for sampling and those of prompts."""
+def _read_out(
+    chunks: list[Chunk], logits: Tensor, sampler: Sampler, masks: TokenMasks | None, meanwhile: Meanwhile | None
+) -> StepOutput:
+    """Split the logits into those for sampling and those of prompts, and sample."""
     sampled_rows: list[int] = []
     prompts, scored, first = {}, {}, 0
     for chunk in chunks:
@@ -312,7 +444,7 @@ def _read_out(chunks: list[Chunk], logits: Tensor, sampler: Sampler, masks: Toke
             scored[sequence] = Scores(places.start, *scores(rows, following, keep=keep))
         sampled_rows.extend(range(first + count - chunk.num_sampled, first + count))
         first += count
-    sequences, sampled = sample_and_verify(sampler, chunks, _chosen(logits, sampled_rows), masks)
+    sequences, sampled = sample_and_verify(sampler, chunks, _chosen(logits, sampled_rows), masks, meanwhile)
     return StepOutput(sampled, prompts, sequences, scores=scored)
 
 

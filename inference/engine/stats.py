@@ -11,7 +11,7 @@ from typing import Literal
 STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 STEP_SEQUENCES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 STEP_TOKENS = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0)
-EngineState = Literal["idle", "running", "draining", "stopped", "failed"]
+EngineState = Literal["starting", "idle", "running", "draining", "stopped", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,3 +133,7 @@ class EngineStats:
     @property
     def is_up(self) -> bool:
         return self.state in {"idle", "running"}
+
+    def kv_unwritten(self, model: str) -> int:
+        """Return the bytes of KV cache that a model has not allocated yet; 0 if it is not attached."""
+        return sum(each.kv_unwritten_bytes for each in self.by_model if each.name == model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 
@@ -16,13 +16,13 @@ from inference.registry.records import smallest
 MEDIA_ACTIVATIONS = 0.25  # of the weights: an allowance, not measured for large sizes
 
 if TYPE_CHECKING:
-    from inference.engine.models.loader import LoadedModel, ModelSpec
-    from inference.engine.models.memory_estimate import MemoryEstimate
+    from inference.engine.models.facts import LoadedFacts, MemoryEstimate, ModelSpec
+    from inference.engine.models.loader import LoadedModel
 
 
 def spec_for(row: LanguageModel, path: Path) -> ModelSpec:
     """Return the specification of the model for the engine."""
-    from inference.engine.models.loader import ModelSpec
+    from inference.engine.models.facts import ModelSpec
 
     source = row.model_source
     return ModelSpec(
@@ -50,12 +50,13 @@ def load_from_directory(spec: ModelSpec) -> LoadedModel:
 
 
 def estimate_from_directory(spec: ModelSpec) -> MemoryEstimate:
-    from inference.engine.models.memory_estimate import MemoryEstimate, estimate_memory
+    from inference.engine.models.facts import MemoryEstimate
+    from inference.engine.models.memory_estimate import estimate_memory
 
     if spec.kind in MEDIA_KINDS:
         weights = weight_bytes(spec)
         return MemoryEstimate(weights=weights, kv=0, activations=int(weights * MEDIA_ACTIVATIONS))
-    engine = settings.MILLM_ENGINE
+    engine = settings.MILLM_ENGINE_OPTIONS
     return estimate_memory(
         spec,
         max_tokens=engine["max_prefill_tokens"],
@@ -97,8 +98,8 @@ def free_unused() -> None:
 class ModelLoading:
     """The steps from a specification to a loaded model and back. Tests pass their own."""
 
-    load: Callable[[ModelSpec], LoadedModel] = load_from_directory
+    load: Callable[[ModelSpec], LoadedModel | LoadedFacts] = load_from_directory
     estimate: Callable[[ModelSpec], MemoryEstimate] = estimate_from_directory
     device_of: Callable[[ModelSpec], str] = device_of
-    release: Callable[[LoadedModel], None] = release_loaded
+    release: Callable[[Any], None] = release_loaded  # of what ``load`` returned
     free_unused: Callable[[], None] = free_unused

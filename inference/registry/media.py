@@ -9,7 +9,7 @@ from core.runtime import Service
 from inference.client import EngineError
 
 if TYPE_CHECKING:
-    from inference.engine.models.loader import ModelSpec
+    from inference.engine.models.facts import ModelSpec
 
 NEEDS_EXTRA = (
     "Models for audio, images and videos need additional packages. Install them with `pip install .[media]`, or start "

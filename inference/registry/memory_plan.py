@@ -12,9 +12,8 @@ from inference.registry.media import LoadedMedia
 from inference.text.model_text import ModelText
 
 if TYPE_CHECKING:
-    from inference.engine.cache.device_memory import DeviceMemory
+    from inference.engine.models.facts import DeviceMemory, LoadedFacts, MemoryEstimate
     from inference.engine.models.loader import LoadedModel
-    from inference.engine.models.memory_estimate import MemoryEstimate
 
 
 @dataclass(slots=True)
@@ -25,7 +24,7 @@ class LoadedEntry:
 
     pk: int
     name: str
-    loaded: LoadedModel | LoadedMedia
+    loaded: LoadedModel | LoadedFacts | LoadedMedia
     text: ModelText | None  # of a text model
     kind: ModelKind
     reserved_bytes: int

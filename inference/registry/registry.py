@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from django.conf import settings
 from django.db.models import Q
@@ -61,7 +61,7 @@ from inference.registry.records import (
 from inference.text.model_text import ModelText
 
 if TYPE_CHECKING:
-    from inference.engine.models.loader import LoadedModel, ModelSpec
+    from inference.engine.models.facts import ModelSpec
 
 logger = logging.getLogger(__name__)
 HANDOVER_S = 1.0  # the model is in use, not idle, until a request that has just received it submits
@@ -71,8 +71,8 @@ MEMORY_POLL_S = 0.25
 class ModelEngine(Protocol):
     """The part of the engine's loop that the registry uses."""
 
-    def attach(self, loaded: LoadedModel, kv_bytes: int) -> Future[None]:
-        """Serve a model. ``kv_bytes`` is the size of its KV cache; 0 if it has none."""
+    def attach(self, loaded: Any, kv_bytes: int) -> Future[None]:
+        """Serve a model that :class:`ModelLoading` has loaded. ``kv_bytes``: its KV cache; 0 if it has none."""
 
     def detach(self, name: str) -> Future[object]:
         """Stop serving a model. Resolves to the engine's objects, so that the caller's thread frees them."""
@@ -390,7 +390,7 @@ class ModelRegistry:
         plan = self._free_memory_for(spec)
         if spec.kind in MEDIA_KINDS:
             return self._load_media(row, spec, plan, running)
-        kv_bytes = plan.kv_bytes(settings.MILLM_ENGINE["kv_cache_bytes"], self._num_expected())
+        kv_bytes = plan.kv_bytes(settings.MILLM_ENGINE_OPTIONS["kv_cache_bytes"], self._num_expected())
         running.enter("reading weights")
         loaded = self._loading.load(spec)
         try:
@@ -424,15 +424,25 @@ class ModelRegistry:
         self._loaded_models.add(LoadedEntry(row.pk, row.name, loaded, None, spec.kind, plan.needed, self._clock()))
         return {"memory_bytes": loaded.memory_bytes, "kind": spec.kind, "num_labels": 0}
 
-    def note_lost(self, names: Collection[str]) -> None:
-        """Mark media models as unloaded whose process has died. Callable from any thread."""
+    def note_lost(self, names: Collection[str], *, reloads: bool = False) -> None:
+        """Mark models as unloaded whose process has died, and load them again if it ``reloads``. Callable from any
+        thread.
+        """
         for name in names:
-            self._loader.submit("note loss", name, partial(self._note_loss, name))
+            entry = self._loaded_models.get(name)
+            if entry is not None:
+                reload = reloads and not entry.is_leaving
+                entry.is_leaving = True  # requests wait for the load from now on
+                self._loader.submit("note loss", name, partial(self._note_loss, entry, reload=reload))
 
-    def _note_loss(self, name: str) -> None:
-        entry = self._loaded_models.remove(name)
-        if entry is not None:
-            write_state(entry.pk, LanguageModel.State.UNLOADED)
+    def _note_loss(self, entry: LoadedEntry, *, reload: bool) -> None:
+        if self._loaded_models.get(entry.name) is not entry:
+            return
+        self._loaded_models.remove(entry.name)
+        write_state(entry.pk, LanguageModel.State.UNLOADED)
+        record = next((record for record in self.records() if record.name == entry.name), None)
+        if reload and record is not None:
+            self._begin_load(record)
 
     def _num_expected(self) -> int:
         """Return the number of models that may still need memory: registered, and not loaded yet."""

@@ -15,33 +15,15 @@ import threading
 from collections import OrderedDict
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from inference.text.grammar import Grammar, GrammarBusyError, GrammarError
+from inference.text.plain_tokenizer import PlainTokenizer
 from inference.text.token_bytes import token_bytes_reader
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class _PickledTokenizer:
-    """What a compiler needs of a transformers tokenizer."""
-
-    tokenizer_json: str
-    num_tokens: int
-    all_special_ids: tuple[int, ...]
-
-    @property
-    def backend_tokenizer(self) -> Any:
-        from tokenizers import Tokenizer
-
-        return Tokenizer.from_str(self.tokenizer_json)
-
-    def __len__(self) -> int:
-        return self.num_tokens
 
 
 class _Vocabulary:
@@ -119,11 +101,10 @@ class GrammarCompiler:
         self._caching = threading.Lock()
         self._templates: OrderedDict[Grammar, LLMatcher] = OrderedDict()
 
-    def __reduce__(self) -> tuple[type[GrammarCompiler], tuple[_PickledTokenizer, int, frozenset[int]]]:
+    def __reduce__(self) -> tuple[type[GrammarCompiler], tuple[PlainTokenizer, int, frozenset[int]]]:
         tokenizer = self._tokenizer
-        special_ids = tuple(tokenizer.all_special_ids[:1])
-        pickled = _PickledTokenizer(tokenizer.backend_tokenizer.to_str(), len(tokenizer), special_ids)
-        return type(self), (pickled, self.vocab_size, self._eos_token_ids)
+        plain = tokenizer if isinstance(tokenizer, PlainTokenizer) else PlainTokenizer.of(tokenizer)
+        return type(self), (plain, self.vocab_size, self._eos_token_ids)
 
     async def prepare(self, grammar: Grammar, *, max_compile_s: float = MAX_COMPILE_S) -> None:
         """Compile ``grammar`` into the cache. Raise GrammarError, or GrammarBusyError under load."""

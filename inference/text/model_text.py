@@ -13,6 +13,7 @@ from inference.text.dialects.dialect import dialect_of
 from inference.text.dialects.thinking import is_closed, is_left_open
 from inference.text.fill_in_middle import FillTokens
 from inference.text.generic_templates import NAMES, template_source, template_stop
+from inference.text.plain_tokenizer import PlainTokenizer
 from inference.text.prompt_encoder import Pair, PromptEncoder
 from inference.text.token_bytes import TokenBytes
 
@@ -33,13 +34,13 @@ class TokenizerFacts:
 
 
 def describe_tokenizer(tokenizer: Any, chat_template: str = "") -> TokenizerFacts:
-    """Describe a transformers tokenizer. Its vocabulary size includes added tokens.
+    """Describe a tokenizer of transformers, or its copy. Its vocabulary size includes added tokens.
 
     ``chat_template`` overrides the tokenizer's template: a source, or the name of a generic template.
     """
     tokens = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
     return TokenizerFacts(
-        kind=type(tokenizer).__name__,
+        kind=tokenizer.kind if isinstance(tokenizer, PlainTokenizer) else type(tokenizer).__name__,
         vocab_size=len(tokenizer),
         tokens=tokens,
         ids={name: int(tokenizer.convert_tokens_to_ids(token)) for name, token in tokens.items()},
@@ -69,8 +70,9 @@ class PromptTooLongError(MillmError, ValueError):
 class ModelText:
     """The text functions of a loaded model. Synchronous and thread-safe; process long texts in a thread.
 
-    ``tokenizer`` is a fast tokenizer of transformers. Nothing else may encode with it from now on; decoding is safe.
-    ``chat_template`` overrides the tokenizer's template, ``tool_format`` the notation of tool calls in it.
+    ``tokenizer`` is a fast tokenizer of transformers, or a PlainTokenizer. Nothing else may encode with it from now on;
+    decoding is safe. ``chat_template`` overrides the tokenizer's template, ``tool_format`` the notation of tool calls
+    in it.
 
     Pickled, it is the tokenizer's JSON, the facts and the limits; the copy has a tokenizer of its own.
     """

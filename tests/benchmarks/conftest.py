@@ -8,7 +8,8 @@ import pytest
 
 from benchmarks.options import Options
 from benchmarks.shapes import SHAPES, shape_folder
-from inference.engine.models.loader import LoadedModel, ModelSpec, load_model
+from inference.engine.models.facts import ModelSpec
+from inference.engine.models.loader import LoadedModel, load_model
 from tests import live
 
 SHAPE = SHAPES["tiny"]

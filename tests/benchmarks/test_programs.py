@@ -134,7 +134,7 @@ def test_gpu_rows_on_whatever_there_is(options: Options):
     record = gpu.record(options)
     check_saved(record, options.results)
     costs = {f"{k}_over_unsteered{ending}" for k in ("steered", "clamped") for ending in ("", "_graphs_off")}
-    gains = {f"{w}_over_{what}_off" for w in ("w1", "w2") for what in ("graphs", "flash")}
+    gains = {f"{w}_over_{what}" for w in ("w1", "w2") for what in ("graphs_off", "torch_attention")}
     assert {"w1_share_of_memory_limit", "w2_over_generate_batch", *costs, *gains} <= record.values.keys()
     assert {row.subject for row in record.rows if row.workload == "W2"} == {*gpu.ENGINES, gpu.PEER}
     assert {row.subject for row in record.rows if row.workload == "streams 64"} == {

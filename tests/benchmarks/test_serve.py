@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import serve, start
+from benchmarks import engine_modes, serve, start
 from benchmarks.engine import ENGINE
 from benchmarks.options import Options
 from benchmarks.serve import SERVER
@@ -31,3 +31,15 @@ def test_start(options: Options):
     record = start.record(options)
     assert record.values["second_start_s"] > 0
     assert 50 < record.values["idle_mb"] < 5000
+
+
+@pytest.mark.usefixtures("migrated_database")
+def test_both_kinds_of_engine_answer_the_same_streams(options: Options):
+    record = engine_modes.record(options, count=4)
+    assert record.save(options.results).exists()
+    for workload in ("4 streams", "8 streams", engine_modes.BODIES):
+        thread, process = record.row("thread", workload), record.row("process", workload)
+        assert thread is not None
+        assert process is not None
+        assert thread.median.completion_tokens == process.median.completion_tokens > 0
+        assert thread.median.peak_memory_mb != process.median.peak_memory_mb

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from inference.engine.models.loader import LoadedModel, ModelSpec, load_model
+from inference.engine.models.facts import ModelSpec
+from inference.engine.models.loader import LoadedModel, load_model
 from tests.builders import ARCHITECTURES, build_model
 
 

@@ -11,7 +11,7 @@ import torch
 from inference.engine.config import EngineConfig
 from inference.engine.kernels.accelerator import Accelerate, Accelerator, accelerate
 from inference.engine.kernels.varlen_attention import (
-    Flash,
+    Kernel,
     VarlenAttention,
     flash_attention,
     flash_attention_of_copies,
@@ -38,7 +38,7 @@ def again(act: Callable[[], None]) -> Callable[[], object]:
     return act
 
 
-def accelerated(flash: Flash | None = None, *, has_graphs: bool = True) -> Accelerate:
+def accelerated(flash: Kernel | None = None, *, has_graphs: bool = True) -> Accelerate:
     attention = VarlenAttention(flash, "on the CPU")
     return lambda *_: Accelerator(attention, again if has_graphs else None)
 
@@ -242,3 +242,42 @@ def test_the_switches_are_checked():
     for name in ("attention_kernel", "cuda_graphs"):
         with pytest.raises(ValueError, match=name):
             EngineConfig(**{name: "maybe"})
+
+
+@pytest.mark.parametrize("backend", ["paged", "contiguous"])
+def test_steps_start_before_their_tokens_are_known_and_say_the_same(loaded, backend):
+    """One request ends, another is cancelled and a third arrives while steps are under way."""
+    harness = EngineHarness(loaded, accelerate=accelerated(), kv_cache_backend=backend)
+    short = harness.add(prompt=PROMPTS[2], max_tokens=9)
+    long = harness.add(prompt=PROMPTS[1], max_tokens=60)
+    cancelled = harness.add(prompt=PROMPTS[3], max_tokens=60)
+    for _ in range(14):
+        harness.step()
+    harness.cancel(cancelled)
+    late = harness.add(prompt=PROMPTS[0], max_tokens=20)
+    harness.run()
+    assert harness.engine.steps_ahead > 20
+    for transcript, prompt, count in ((short, PROMPTS[2], 9), (long, PROMPTS[1], 60), (late, PROMPTS[0], 20)):
+        assert transcript.token_ids == reference_tokens(loaded, prompt, count)
+    assert cancelled.token_ids == reference_tokens(loaded, PROMPTS[3], 60)[: len(cancelled.token_ids)]
+
+
+def test_steered_and_sampled_requests_are_the_same_with_and_without_steps_ahead(llama):
+    transcripts = []
+    for method in ("none", "prompt_lookup"):  # drafts turn steps ahead off
+        harness = EngineHarness(llama, accelerate=accelerated(), speculative_method=method)
+        sampled = {"temperature": 0.8, "top_p": 0.9, "seed": 7}
+        mixed = [harness.add(prompt=PROMPTS[2], max_tokens=30, intervention=i, **sampled) for i in profiles()]
+        harness.run()
+        assert bool(harness.engine.steps_ahead) == (method == "none")
+        receipts = [t.finished.receipt for t in mixed[1:]]
+        assert all(r is not None and r.applied == r.expected > 0 for r in receipts)
+        transcripts.append([t.token_ids for t in mixed])
+    assert transcripts[0] == transcripts[1]
+
+
+def test_graphs_are_captured_when_the_model_is_attached(llama):
+    attention = VarlenAttention(None, "on the CPU")
+    harness = EngineHarness(llama, accelerate=lambda *_: Accelerator(attention, again, prepares=True), max_batch_size=9)
+    assert harness.engine.graphs.num_captured == 5, "1, 2, 4, 8 and 16 rows"
+    assert harness.generate(prompt=PROMPTS[2], max_tokens=9).token_ids == reference_tokens(llama, PROMPTS[2], 9)

@@ -13,7 +13,8 @@ from inference.analyses import AttributionEvent, AttributionRequest, LensEvent, 
 from inference.captures import CaptureSpec
 from inference.engine.analysis.layers import LayerStack
 from inference.engine.messages import CaptureEvent
-from inference.engine.models.loader import ModelSpec, load_model
+from inference.engine.models.facts import ModelSpec
+from inference.engine.models.loader import load_model
 from inference.engine.models.sites import decoder_layers
 from inference.interventions import Intervention, Site, VectorEdit
 from tests.builders import build_model, build_request

@@ -12,7 +12,8 @@ from inference.engine.embedding.embedder import load_embedder
 from inference.engine.errors import UnsupportedModelError
 from inference.engine.kernels import attention as attention_module
 from inference.engine.kernels import native
-from inference.engine.models.loader import ModelSpec, load_model
+from inference.engine.models.facts import ModelSpec
+from inference.engine.models.loader import load_model
 from inference.engine.models.sites import attach, site_width
 from inference.files.architectures import EXACT, REFUSED, architecture_problem
 from inference.files.sources import ModelSource, SourceError, check_directory

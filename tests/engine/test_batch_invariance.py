@@ -22,7 +22,8 @@ from inference.engine.kernels.linear_kinds import OrderedInt8Linear, OrderedLine
 from inference.engine.kernels.ordered_activations import OrderedActivation, gelu_tanh, silu
 from inference.engine.kernels.row_tiles import TILE_ROWS, by_tiles
 from inference.engine.messages import CaptureEvent, FinishedEvent, PromptLogprobsEvent
-from inference.engine.models.loader import LoadedModel, ModelSpec, load_model
+from inference.engine.models.facts import ModelSpec
+from inference.engine.models.loader import LoadedModel, load_model
 from inference.engine.models.self_check import probe_layouts
 from inference.engine.sampling.truncation import row_sums
 from inference.interventions import FeatureRule, Intervention, NormEdit, ReaderEdit, Site, VectorEdit

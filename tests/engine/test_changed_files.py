@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from inference.engine.embedding.classifier import load_classifier
 from inference.engine.embedding.embedder import load_embedder
 from inference.engine.errors import LoadError
+from inference.engine.models.facts import ModelSpec
 from inference.engine.models.load_faults import readable_files
-from inference.engine.models.loader import LoadedModel, ModelSpec, from_pretrained, load_model
+from inference.engine.models.loader import LoadedModel, from_pretrained, load_model
 from inference.engine.models.weight_files import open_weights
 from tests import live
 from tests.builders import build_model, build_tokenizer

@@ -11,7 +11,7 @@ from inference.engine.embedding.classifier import load_classifier
 from inference.engine.embedding.engine import EmbeddingEngine
 from inference.engine.errors import LoadError
 from inference.engine.messages import EmbeddingEvent, EmbeddingRequest, FailedEvent
-from inference.engine.models.loader import ModelSpec
+from inference.engine.models.facts import ModelSpec
 from inference.engine.models.memory_estimate import estimate_memory
 from inference.text.model_text import ModelText
 from tests.classifier_builders import build_classifier, reference_logits

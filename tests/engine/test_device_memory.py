@@ -4,8 +4,9 @@ import psutil
 import pytest
 import torch
 
-from inference.engine.cache.device_memory import DeviceMemory, MemoryWatch, device_memory, machine_memory
+from inference.engine.cache.device_memory import MemoryWatch, device_memory, machine_memory
 from inference.engine.cache.policy import Growth
+from inference.engine.models.facts import DeviceMemory
 
 MIB = 2**20
 

@@ -15,7 +15,7 @@ from inference.engine.embedding.engine import EmbeddingEngine
 from inference.engine.errors import LoadError
 from inference.engine.loop import EngineLoop
 from inference.engine.messages import BACKGROUND_PRIORITY, EmbeddingEvent, EmbeddingRequest, FailedEvent, FinishedEvent
-from inference.engine.models.loader import ModelSpec
+from inference.engine.models.facts import ModelSpec
 from inference.engine.models.memory_estimate import estimate_memory
 from tests.builders import build_request
 from tests.embedding_builders import build_embedder, reference_vector, write_pipeline

@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM
 from inference.engine.kernels import native
 from inference.engine.kernels.fused_layers import FusedLayer, FusionReport, fuse
 from inference.engine.kernels.linear_kinds import quantise
-from inference.engine.models.loader import ModelSpec, load_model
+from inference.engine.models.facts import ModelSpec
+from inference.engine.models.loader import load_model
 from inference.interventions import Intervention, Site, VectorEdit
 from tests.builders import ARCHITECTURES, build_model
 from tests.engine.harness import EngineHarness

@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM
 
 from inference.engine.kernels import native
 from inference.engine.kernels.linear_kinds import quantise
-from inference.engine.models.loader import LoadedModel, ModelSpec, load_model
+from inference.engine.models.facts import ModelSpec
+from inference.engine.models.loader import LoadedModel, load_model
 from inference.engine.models.self_check import probe_layouts
 from tests.builders import ARCHITECTURES, build_model
 from tests.combinations import pairwise

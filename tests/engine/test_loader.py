@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from inference.engine.errors import LoadError
-from inference.engine.models.loader import ModelSpec, load_model
+from inference.engine.models.facts import ModelSpec
+from inference.engine.models.loader import load_model
 from tests.builders import ARCHITECTURES, build_model
 
 

@@ -14,7 +14,8 @@ from inference.engine.config import READ_PLACES, EngineConfig
 from inference.engine.errors import LoadError
 from inference.engine.messages import PromptLogprobsEvent, ScoresEvent, Scoring
 from inference.engine.model_engine import ModelEngine
-from inference.engine.models.loader import ModelSpec, load_model
+from inference.engine.models.facts import ModelSpec
+from inference.engine.models.loader import load_model
 from inference.engine.models.memory_estimate import READ_COPIES, estimate_memory
 from inference.engine.models.self_check import probe_layouts
 from inference.files.architectures import EXACT

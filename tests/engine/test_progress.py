@@ -16,7 +16,8 @@ from inference.engine.config import EngineConfig
 from inference.engine.errors import LoadError
 from inference.engine.messages import BACKGROUND_PRIORITY, Scoring
 from inference.engine.model_engine import ModelEngine
-from inference.engine.models.loader import LoadedModel, ModelSpec, load_model
+from inference.engine.models.facts import ModelSpec
+from inference.engine.models.loader import LoadedModel, load_model
 from inference.engine.models.memory_estimate import estimate_memory
 from inference.engine.scheduling.admission import ContinuousAdmission, StaticAdmission
 from inference.engine.scheduling.scheduler import OLDEST_SHARE, Scheduler

@@ -25,7 +25,8 @@ from inference.engine.cache.prefix_keys import PREFIX_BLOCK
 from inference.engine.kernels import native
 from inference.engine.kernels.fused_layers import FusedLayer
 from inference.engine.messages import CaptureEvent, TokensEvent
-from inference.engine.models.loader import ModelSpec, load_model
+from inference.engine.models.facts import ModelSpec
+from inference.engine.models.loader import load_model
 from inference.engine.models.sites import site_width
 from inference.interventions import Intervention, Site, VectorEdit
 from tests.builders import build_model

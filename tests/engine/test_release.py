@@ -7,7 +7,8 @@ import pytest
 
 from inference.engine.config import EngineConfig
 from inference.engine.loop import EngineLoop
-from inference.engine.models.loader import ModelSpec, load_model, release_model
+from inference.engine.models.facts import ModelSpec
+from inference.engine.models.loader import load_model, release_model
 from tests.builders import build_model
 
 

@@ -10,7 +10,8 @@ import torch
 
 from inference.engine.config import EngineConfig
 from inference.engine.loop import EngineLoop
-from inference.engine.models.loader import LoadedModel, ModelSpec, load_model
+from inference.engine.models.facts import ModelSpec
+from inference.engine.models.loader import LoadedModel, load_model
 from inference.interventions import Intervention, Site, VectorEdit
 from tests.builders import build_model, build_request
 from tests.engine.harness import EngineHarness, reference_tokens

@@ -10,7 +10,8 @@ import torch
 from inference.engine.config import EngineConfig
 from inference.engine.kernels import native
 from inference.engine.messages import TokensEvent
-from inference.engine.models.loader import ModelSpec, load_model
+from inference.engine.models.facts import ModelSpec
+from inference.engine.models.loader import load_model
 from inference.engine.scheduling.drafter import Drafter, PromptLookup
 from inference.engine.scheduling.speculation import Speculation
 from inference.engine.stats import ModelStats

@@ -36,7 +36,8 @@ from inference.engine.messages import (
     FailedEvent,
     GenerationRequest,
 )
-from inference.engine.models.loader import LoadedModel, ModelSpec, load_model
+from inference.engine.models.facts import ModelSpec
+from inference.engine.models.loader import LoadedModel, load_model
 from inference.interventions import Intervention, Site, VectorEdit
 from tests.builders import build_model, build_request
 from tests.engine.harness import EngineHarness, Transcript

@@ -14,7 +14,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from inference.engine.embedding.classifier import load_classifier
 from inference.engine.errors import LoadError
-from inference.engine.models.loader import ModelSpec, load_model
+from inference.engine.models.facts import ModelSpec
+from inference.engine.models.loader import load_model
 from inference.engine.models.memory_estimate import estimate_memory
 from tests.builders import build_tokenizer
 from tests.engine.harness import EngineHarness

@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from inference.engine.cache.layout import LayerLayout
+from inference.engine.kernels.attention_calls import AttentionCall, AttentionParams, Places
 from inference.engine.kernels.varlen_attention import (
     PAGE_TOKENS,
-    AttentionCall,
-    AttentionParams,
-    Places,
     VarlenAttention,
-    can_read_pages,
+    best_page,
     choose_attention,
     flash_attention,
     flash_attention_of_copies,
@@ -163,13 +161,13 @@ def test_softcapped_layers_are_left_to_torch():
 def test_the_kernel_is_taken_where_it_agrees(page_multiple, page, reason):
     with flash_on_cpu(page_multiple=page_multiple):
         found = choose_attention([LAYOUT, WINDOWED, LAYOUT], 6, CPU, page=page)
-        assert can_read_pages([LAYOUT], 6, CPU) == bool(page_multiple)
+        assert best_page([LAYOUT], 6, CPU, 32) == (PAGE_TOKENS if page_multiple else 0)
     assert str(found) == f"flash: {reason}"
 
 
 def test_a_machine_without_the_kernel_says_so():
     found = choose_attention([LAYOUT], 6, CPU, page=32)
-    assert found.flash is None
+    assert found.kernel is None
     assert "_flash_attention_forward" in found.reason
 
 
@@ -183,7 +181,7 @@ def test_a_machine_without_the_kernel_says_so():
 def test_layers_that_it_cannot_serve_are_named(layout, reason):
     with flash_on_cpu():
         found = choose_attention([LAYOUT, layout], 6, CPU, page=0)
-    assert found.flash is None
+    assert found.kernel is None
     assert reason in found.reason
 
 
@@ -192,10 +190,10 @@ def test_a_kernel_that_is_wrong_is_not_taken():
         return torch_attention(query, places, part, AttentionParams(look.scale, 2))
 
     found = choose_attention([LAYOUT], 6, CPU, page=32, ways={"a window too narrow": off_by_one})
-    assert found.flash is None
+    assert found.kernel is None
     assert "differs from torch's attention" in found.reason
 
 
 def test_a_kernel_that_gives_no_numbers_is_not_taken():
     found = choose_attention([LAYOUT], 6, CPU, page=32, ways={"nan": lambda *s: torch_attention(*s) * float("nan")})
-    assert found.flash is None
+    assert found.kernel is None

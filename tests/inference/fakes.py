@@ -18,13 +18,12 @@ from inference.client import (
     TokensEvent,
     Usage,
 )
-from inference.engine.cache.device_memory import DeviceMemory
 from inference.engine.config import EngineConfig
-from inference.engine.models.memory_estimate import MemoryEstimate
+from inference.engine.models.facts import DeviceMemory, MemoryEstimate
 from inference.engine.stats import ModelStats
 from inference.interventions import FeatureEncoder, Intervention, Site
 from inference.registry.loading import ModelLoading
-from inference.steering_refs import CompiledSteering, SAERef, SteeringRef, SteeringSpec
+from inference.steering_refs import CompiledSteering, SAERef, SAESource, SteeringRef, SteeringSpec
 from tests.inference.tokenizers import qwen_tokenizer
 
 
@@ -53,6 +52,15 @@ class FakeCompiler:
         found = self.find(spec)
         assert found is not None
         return found
+
+    def load_sae(self, source: SAESource) -> None:
+        self.reader(SAERef(source, 0))
+
+    def unload_sae(self, checksum: str) -> None:
+        self.loaded.pop(checksum, None)
+
+    def loaded_bytes(self, checksum: str) -> int | None:
+        return 0 if checksum in self.loaded else None
 
     def find_reader(self, sae: SAERef) -> FeatureEncoder | None:
         return self.loaded.get(sae.key)

@@ -9,7 +9,8 @@ import pytest
 from inference.client import FinishedEvent, GenerationRequest, LocalEngineClient, QueueFullError, SamplingParams
 from inference.engine.config import EngineConfig
 from inference.engine.loop import EngineLoop
-from inference.engine.models.loader import ModelSpec, load_model
+from inference.engine.models.facts import ModelSpec
+from inference.engine.models.loader import load_model
 
 
 @pytest.fixture(scope="module")

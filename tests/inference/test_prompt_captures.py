@@ -12,7 +12,8 @@ from inference.captures import CaptureSpec, TopFeatures
 from inference.client import EngineDownError, LocalEngineClient
 from inference.engine.config import EngineConfig
 from inference.engine.loop import EngineLoop
-from inference.engine.models.loader import ModelSpec, load_model
+from inference.engine.models.facts import ModelSpec
+from inference.engine.models.loader import load_model
 from inference.interventions import Site
 from inference.prompt_captures import capture_prompts
 from inference.runs import SequenceFailedError

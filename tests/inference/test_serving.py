@@ -20,7 +20,6 @@ from inference.client import (
     FailedEvent,
     FinishedEvent,
     GenerationRequest,
-    LocalEngineClient,
     SamplingParams,
     TokensEvent,
     get_client,
@@ -59,6 +58,12 @@ def python(code: str) -> str:
 
 def threads(name: str) -> int:
     return sum(thread.name == name for thread in threading.enumerate())
+
+
+@pytest.fixture(params=["thread", "process"])
+def engine(request, settings):
+    settings.MILLM_ENGINE = request.param
+    return request.param
 
 
 @pytest.fixture
@@ -139,8 +144,12 @@ def test_stopping_ends_all_threads_and_refuses_requests(serving):
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3"])
-def test_a_chat_from_the_row_to_the_text(serving, tmp_path, architecture):
+@pytest.mark.parametrize(
+    ("engine", "architecture"),
+    [("thread", "llama"), ("thread", "qwen3"), ("thread", "gemma3"), ("process", "llama")],
+    indirect=["engine"],
+)
+def test_a_chat_from_the_row_to_the_text(engine, serving, tmp_path, architecture):
     services.register_model(name="org/tiny", source=str(build_model(tmp_path, architecture)), dtype="float32")
     serving.start()
 
@@ -169,7 +178,7 @@ def test_a_chat_from_the_row_to_the_text(serving, tmp_path, architecture):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_autoload_and_unload_with_running_sequences(serving, model_dir):
+def test_autoload_and_unload_with_running_sequences(engine, serving, model_dir):
     services.register_model(name="tiny", source=str(model_dir), autoload=True)
     serving.start()
 
@@ -191,7 +200,7 @@ def test_autoload_and_unload_with_running_sequences(serving, model_dir):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_reader_that_leaves_frees_the_engine(serving, model_dir):
+def test_a_reader_that_leaves_frees_the_engine(engine, serving, model_dir):
     services.register_model(name="tiny", source=str(model_dir))
     serving.start()
 
@@ -207,7 +216,8 @@ def test_a_reader_that_leaves_frees_the_engine(serving, model_dir):
                 break
             await asyncio.sleep(0.01)
         client = get_client()
-        assert isinstance(client, LocalEngineClient)
+        if engine == "process":
+            await asyncio.sleep(1)  # it reports twice a second
         return client.stats(), client.is_busy("tiny")
 
     stats, is_busy = asyncio.run(asyncio.wait_for(run(), 60))
@@ -217,7 +227,7 @@ def test_a_reader_that_leaves_frees_the_engine(serving, model_dir):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_broken_directory_fails_readably_and_the_engine_lives(serving, model_dir, tmp_path):
+def test_a_broken_directory_fails_readably_and_the_engine_lives(engine, serving, model_dir, tmp_path):
     broken = build_model(tmp_path / "broken")
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])

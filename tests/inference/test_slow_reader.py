@@ -7,7 +7,8 @@ import asyncio
 from inference.client import FinishedEvent, GenerationRequest, LocalEngineClient, SamplingParams, TokensEvent
 from inference.engine.config import EngineConfig
 from inference.engine.loop import EngineLoop
-from inference.engine.models.loader import ModelSpec, load_model
+from inference.engine.models.facts import ModelSpec
+from inference.engine.models.loader import load_model
 
 
 async def submit(client, num_tokens, count=1):

@@ -1,6 +1,7 @@
 """``python -m tests.platform.faulty_server FAULT``: `manage.py serve --setup` with a model that has the fault.
 
-`hang` and `die` happen at the first step; `slow` makes every step take 50 ms.
+`hang` and `die` happen at the first step; `slow` makes every step take 50 ms. With MILLM_ENGINE=process the fault is in
+the first engine process.
 """
 
 from __future__ import annotations
@@ -17,9 +18,21 @@ from django.core.management import execute_from_command_line
 
 def main() -> None:
     os.environ["DJANGO_SETTINGS_MODULE"] = "millm_site.settings"
+    if os.environ.get("MILLM_ENGINE") == "process":
+        from inference.engine_process import supervisor
+
+        os.environ["FAULT"] = sys.argv[1]
+        supervisor.COMMAND = (sys.executable, "-m", "tests.platform.faulty_engine")
+    else:
+        install(sys.argv[1])
+    execute_from_command_line(["manage.py", "serve", "--setup"])
+
+
+def install(fault: str) -> None:
+    """Give all models the fault."""
     import torch
 
-    first, later = {"hang": (hang, nothing), "die": (die, nothing), "slow": (lag, lag)}[sys.argv[1]]
+    first, later = {"hang": (hang, nothing), "die": (die, nothing), "slow": (lag, lag)}[fault]
     faults = chain([first], repeat(later))
 
     def hook(module: Any, inputs: tuple[Any, ...]) -> None:
@@ -31,7 +44,6 @@ def main() -> None:
             next(faults)()
 
     torch.nn.modules.module.register_module_forward_pre_hook(hook)
-    execute_from_command_line(["manage.py", "serve", "--setup"])
 
 
 def hang() -> None:

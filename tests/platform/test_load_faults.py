@@ -31,7 +31,7 @@ def test_memory_that_runs_out_during_a_load_costs_that_load_only(tmp_path: Path,
     with live.serving("--setup", environment=environment) as server:
         server.manage("add_model", "large", str(large), "--dtype", "float32")
         demo = next(m["id"] for m in json.loads(get(server.url, "/v1/models").body)["data"] if m["id"] != "large")
-        process = psutil.Process(server.pid)
+        process = server.engine
         with connected(server.url, timeout_s=live.PATIENCE_S) as connection:
             story = {"stream": True, "n": 8, "max_tokens": 900, "ignore_eos": True}
             connection.sendall(chat(demo, **story))

@@ -155,7 +155,7 @@ def test_the_engine_s_numbers():
     assert value("millm_engine_step_faults_total", model="tiny", code="out_of_memory") == 2
     assert value("millm_engine_restarts_total") == 1
     states = {s.labels["state"]: s.value for s in families()["millm_engine_state"].samples}
-    assert states == {"idle": 0, "running": 1, "draining": 0, "stopped": 0, "failed": 0}
+    assert states == {"starting": 0, "idle": 0, "running": 1, "draining": 0, "stopped": 0, "failed": 0}
 
 
 def test_distributions_are_cumulated():

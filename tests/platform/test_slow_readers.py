@@ -16,7 +16,7 @@ from inference.client import MAX_EVENTS
 from tests import live
 from tests.builders import build_model
 from tests.conftest import site_environment
-from tests.platform.test_engine_faults import load
+from tests.platform.test_engine_faults import eventually, load
 from tests.platform.test_load_faults import ask, chat
 from tests.platform.wire import get, read_all, read_until
 
@@ -42,7 +42,7 @@ def test_a_client_that_stops_reading_is_bounded_then_cut_and_told_so(tmp_path: P
             assert json.loads(neighbour.body)["usage"]["completion_tokens"] == 100
             wait_for_metric(server.url, b'millm_request_failure_total{code="slow_reader",model="tiny"} 16.0')
             assert process.memory_info().rss - before < 200 * MEBIBYTE
-            assert load(server.url) == (0, 0)
+            assert eventually(lambda: load(server.url) == (0, 0), 5)
             events = beginning + read_all(connection)
         assert b'"code":"slow_reader"' in events.rsplit(b"data: ", 1)[1]
         assert b"[DONE]" not in events
@@ -64,7 +64,7 @@ def test_one_who_never_reads_again_is_cut_when_the_time_is_up(tmp_path: Path, da
             while not logged(database_url, "slow"):
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
-            assert load(server.url) == (0, 0)
+            assert eventually(lambda: load(server.url) == (0, 0), 5)
             assert b"[DONE]" not in read_all(connection)
         assert server.stop() == 0
     assert logged(database_url, "slow") == ["client_disconnected"]

@@ -7,12 +7,12 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import torch
 
 from inference.engine.cache.policy import Growth
+from inference.engine.models.facts import DeviceMemory
 
 logger = logging.getLogger(__name__)
 CHECK_S = 0.1
@@ -20,14 +20,6 @@ RESERVE_SHARE = 0.02  # of the memory that this process may use
 MIN_RESERVE, MAX_RESERVE = 64 * 2**20, 512 * 2**20
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceMemory:
-    """Memory in bytes. ``total``: the maximum for this process. ``free``: unused now."""
-
-    total: int
-    free: int
 
 
 class MemoryWatch:

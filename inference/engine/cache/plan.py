@@ -18,7 +18,7 @@ from inference.engine.cache.prefix_keys import PREFIX_BLOCK
 from inference.engine.config import EngineConfig
 from inference.engine.errors import LoadError
 from inference.engine.kernels import native
-from inference.engine.kernels.varlen_attention import PAGE_TOKENS, can_read_pages
+from inference.engine.kernels.varlen_attention import best_page
 from inference.engine.models.loader import LoadedModel
 from inference.engine.models.self_check import probe_layouts
 
@@ -71,10 +71,10 @@ def make_cache(loaded: LoadedModel, config: EngineConfig, max_seq_len: int) -> M
     if num_bytes < 2 * PREFIX_BLOCK * per_token:
         raise _too_small(loaded.name, num_bytes, 2 * PREFIX_BLOCK * per_token)
     measures = _Measures(layouts, groups, max_seq_len, num_bytes, device)
-    reads_pages = device.type != "cpu" and config.attention_kernel == "auto" and _reads_pages(loaded, layouts)
-    if _backend(measures, config, reads_pages=reads_pages) == "contiguous":
+    page = best_page(layouts, num_heads(loaded.module), device, PREFIX_BLOCK) if _may_read_pages(device, config) else 0
+    if _backend(measures, config, reads_pages=bool(page)) == "contiguous":
         return _contiguous(measures, config)
-    page = PAGE_TOKENS if reads_pages else PREFIX_BLOCK
+    page = page or PREFIX_BLOCK
     least = _least_bytes(measures, config, page)
     if num_bytes < min(least, most):
         raise _too_small(loaded.name, num_bytes, least)
@@ -88,8 +88,8 @@ def _too_small(name: str, num_bytes: int, least: int) -> LoadError:
     )
 
 
-def _reads_pages(loaded: LoadedModel, layouts: list[LayerLayout]) -> bool:
-    return can_read_pages(layouts, num_heads(loaded.module), torch.device(loaded.device))
+def _may_read_pages(device: torch.device, config: EngineConfig) -> bool:
+    return device.type != "cpu" and config.attention_kernel == "auto"
 
 
 def _backend(measures: _Measures, config: EngineConfig, *, reads_pages: bool) -> str:

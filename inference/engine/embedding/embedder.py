@@ -18,8 +18,9 @@ from transformers import AutoModel, PreTrainedTokenizerBase
 from inference.engine.embedding.encoder import LoadedEncoder, check_tokenizer, check_weights, facts_of
 from inference.engine.errors import LoadError
 from inference.engine.models.adaptations import freeze_long_rope
+from inference.engine.models.facts import ModelSpec
 from inference.engine.models.load_faults import enough_memory, readable_files
-from inference.engine.models.loader import ModelSpec, check_dtype, from_pretrained, resolve_device
+from inference.engine.models.loader import check_dtype, from_pretrained, resolve_device
 from inference.torch_threads import borrowed_workers
 
 PoolingMode = Literal["mean", "cls", "lasttoken"]

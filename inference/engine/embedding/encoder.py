@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerBase
 
 from inference.engine.errors import LoadError
 from inference.engine.kernels.linears import bytes_of
-from inference.engine.models.loader import LoadedModel, ModelSpec
+from inference.engine.models.facts import ModelSpec
+from inference.engine.models.loader import LoadedModel
 
 SENSIBLE_LENGTH = 10**6  # tokenizers without a limit have 10**30
 # Their position embeddings begin after the padding token's.

@@ -20,10 +20,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """How a model runs on an accelerator. ``capture`` is None if decode steps run without CUDA graphs."""
+    """How a model runs on an accelerator. ``capture`` is None if decode steps run without CUDA graphs.
+
+    ``prepares``: whether graphs are captured when the model is attached, and not in traffic.
+    """
 
     attention: VarlenAttention
     capture: Capture | None = None
+    prepares: bool = False
 
 
 Accelerate = Callable[[LoadedModel, ModelCache, EngineConfig], Accelerator | None]
@@ -36,9 +40,9 @@ def accelerate(loaded: LoadedModel, cache: ModelCache, config: EngineConfig) -> 
         return None
     attention = attention_of(loaded, cache, config)
     capture = CudaCapture(device) if device.type == "cuda" and config.cuda_graphs == "auto" else None
-    graphs = "when shapes repeat" if capture else "off"
+    graphs = "on" if capture else "off"
     logger.info("%s on %s: attention by %s; CUDA graphs %s.", loaded.name, device, attention, graphs)
-    return Accelerator(attention, capture)
+    return Accelerator(attention, capture, prepares=True)
 
 
 def attention_of(loaded: LoadedModel, cache: ModelCache, config: EngineConfig) -> VarlenAttention:

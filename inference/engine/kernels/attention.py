@@ -20,7 +20,8 @@ from transformers import AttentionInterface
 from inference.engine.cache.layout import LayerLayout
 from inference.engine.cache.pool import KVPool
 from inference.engine.kernels import native
-from inference.engine.kernels.varlen_attention import AttentionParams, VarlenStep
+from inference.engine.kernels.attention_calls import AttentionParams
+from inference.engine.kernels.varlen_attention import VarlenStep
 
 NAME = "millm"
 
@@ -112,31 +113,43 @@ def packed_attention(
     attention_mask: Tensor | None,
     *,
     packed_batch: Batch | None = None,
+    **constants: Any,
+) -> tuple[Tensor, None]:
+    """Compute attention with transformers' signature. Returns ``[1, tokens, heads, head_dim]`` and no weights.
+
+    ``packed_batch`` None: use that of the current forward pass, for layers that do not pass it on. ``constants``: those
+    of :func:`params_of`; others are ignored.
+    """
+    assert attention_mask is None, "packed sequences have no mask"
+    packed_batch = batch_of(packed_batch)
+    assert packed_batch is not None, "the forward pass has a packed batch"
+    look = params_of(query.shape[-1], **constants)
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    if isinstance(packed_batch, LayoutProbe):
+        packed_batch.layouts[layer] = LayerLayout(key.shape[1], key.shape[3], value.shape[3], key.dtype, look.window)
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+    if isinstance(packed_batch, WholeText):
+        return _attend_whole(query[0], key[0], value[0], look).unsqueeze(0), None
+    return _attend_all(layer, query[0], key[0], value[0], packed_batch, look).unsqueeze(0), None
+
+
+def batch_of(packed_batch: Batch | None) -> Batch | None:
+    """Return the batch that a layer passes on, or else that of the current forward pass."""
+    return packed_batch or _under_way.batch
+
+
+def params_of(
+    head_dim: int,
+    *,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     **_: Any,
-) -> tuple[Tensor, None]:
-    """Compute attention with transformers' signature. Returns ``[1, tokens, heads, head_dim]`` and no weights.
-
-    ``s_aux``: attention sinks, one score per head. ``packed_batch`` None: use that of the current forward pass, for
-    layers that do not pass it on.
-    """
-    assert attention_mask is None, "packed sequences have no mask"
-    packed_batch = packed_batch or _under_way.batch
-    assert packed_batch is not None, "the forward pass has a packed batch"
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
-    if isinstance(packed_batch, LayoutProbe):
-        packed_batch.layouts[layer] = LayerLayout(
-            key.shape[1], key.shape[3], value.shape[3], key.dtype, sliding_window or 0
-        )
-        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    look = AttentionParams(scale, sliding_window or 0, softcap or 0.0, None if s_aux is None else s_aux.float())
-    if isinstance(packed_batch, WholeText):
-        return _attend_whole(query[0], key[0], value[0], look).unsqueeze(0), None
-    return _attend_all(layer, query[0], key[0], value[0], packed_batch, look).unsqueeze(0), None
+) -> AttentionParams:
+    """Return the parameters of transformers' keyword arguments. ``s_aux``: attention sinks, one score per head."""
+    scale = head_dim**-0.5 if scaling is None else scaling
+    return AttentionParams(scale, sliding_window or 0, softcap or 0.0, None if s_aux is None else s_aux.float())
 
 
 def _attend_whole(query: Tensor, key: Tensor, value: Tensor, look: AttentionParams) -> Tensor:

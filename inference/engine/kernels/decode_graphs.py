@@ -1,15 +1,15 @@
 """Decode steps as CUDA graphs: one launch instead of a thousand.
 
-A graph is captured for a number of rows and of keys, both rounded up, after a few steps of that shape. A step that fits
-copies its inputs to the graph's input tensors and replays it. The result of a captured step is compared with that of
-the same step without capture. After any failure, steps run without graphs.
+A graph is captured for a number of rows and of keys, both rounded up: when the model is attached, or after a few steps
+of that shape. A step that fits copies its inputs to the graph's input tensors and replays it. The result of a captured
+step is compared with that of the same step without capture. After any failure, steps run without graphs.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,8 @@ from inference.engine.kernels.step_inputs import StaticStep, StepArrays, StepTen
 logger = logging.getLogger(__name__)
 
 SEEN_BEFORE = 2  # steps of a shape before capture: a graph is not worthwhile for a shape that occurs once
-MIN_KEYS = 256
+MIN_KEYS, KEYS_FACTOR = 256, 2  # numbers of keys are rounded up to MIN_KEYS times a power of the factor
+FEW_KEYS, FEW_KEYS_FACTOR = 1024, 4  # for attention whose cost does not depend on the rounded number
 TOLERANCE = 2e-2  # of the largest logit
 
 Forward = Callable[[StepTensors, int, int], Tensor]  # inputs, rows, keys -> logits [rows, vocab]
@@ -47,11 +48,19 @@ class _Captured:
 
 class DecodeGraphs:
     """The graphs of one model, for up to ``max_rows`` sequences. ``max_keys``: the capacity of a row of its block
-    tables, in tokens.
+    tables, in tokens. ``counts_keys``: whether the cost of attention depends on the rounded number of keys.
     """
 
     def __init__(
-        self, forward: Forward, capture: Capture, device: torch.device, *, max_rows: int, block_size: int, max_keys: int
+        self,
+        forward: Forward,
+        capture: Capture,
+        device: torch.device,
+        *,
+        max_rows: int,
+        block_size: int,
+        max_keys: int,
+        counts_keys: bool = True,
     ) -> None:
         self._forward = forward
         self._capture = capture
@@ -59,11 +68,13 @@ class DecodeGraphs:
         self._max_rows = padded_rows(max_rows)
         self._block_size = block_size
         self._max_keys = max_keys
+        self._keys = (MIN_KEYS, KEYS_FACTOR) if counts_keys else (FEW_KEYS, FEW_KEYS_FACTOR)
         self._seen: Counter[Shape] = Counter()
         self._captured: dict[Shape, _Captured] = {}
         self._steering: Hashable | None = None  # the steering tables that the graphs read
         self._refused: Hashable | None = None  # steering tables with which no step can be captured
-        self._logits = torch.empty(0)
+        self._logits = torch.empty(0)  # written by all graphs
+        self._results: list[Tensor] = []  # of the last two steps
         self._problem = ""
 
     def __str__(self) -> str:
@@ -78,36 +89,62 @@ class DecodeGraphs:
         """The number of rows of the largest captured step."""
         return max((shape.rows for shape in self._captured), default=0)
 
-    def run(self, step: StepArrays, steering: Hashable | None = None) -> Tensor | None:
-        """Return ``[rows, vocab]`` logits of a step of single tokens, valid until the next step; None if it must run
-        without a graph. ``steering`` identifies the tables that the hooks read: other tables need another graph.
+    def prepare(self, steps: Iterable[StepArrays]) -> None:
+        """Capture the shapes of these steps, before there is traffic to hold up."""
+        for step in steps:
+            shape = self.shape_of(step, None)
+            if not self._problem and shape not in self._captured:
+                self._capture_shape(shape, step)
+
+    def run(self, step: StepArrays, steering: Hashable | None = None, tokens: Tensor | None = None) -> Tensor | None:
+        """Return ``[rows, vocab]`` logits of a step of single tokens, valid until the step after the next; None if it
+        must run without a graph.
+
+        ``steering`` identifies the tables that the hooks read: other tables need another graph. ``tokens`` ``[rows]``
+        on the device replace those of the step, and nothing is captured.
         """
         if self._problem or not len(step.lengths) == len(step.logit_places) == len(step.tokens) <= self._max_rows:
             return None
         if steering is not None and steering == self._refused:
             return None
         shape = self.shape_of(step, steering)
-        captured = self._captured.get(shape) or self._capture_if_seen(shape, step)
+        captured = self._captured.get(shape)
+        if captured is None and tokens is None:
+            captured = self._capture_if_seen(shape, step)
         if captured is None:
             return None
         captured.inputs.fill(padded(step, shape.rows, shape.width))
+        rows = len(step.tokens)
+        if tokens is not None:
+            target = captured.inputs.tensors.tokens
+            target[:rows] = tokens
+            target[rows:] = tokens[-1:]
         captured.replay()
-        return self._logits[: len(step.tokens)]
+        self._results.reverse()
+        return self._results[0][:rows].copy_(self._logits[:rows])
 
     def shape_of(self, step: StepArrays, steering: Hashable | None) -> Shape:
-        keys = min(max(MIN_KEYS, _power_of_two(int(step.lengths.max()))), self._max_keys)
+        keys, factor = self._keys
+        longest = int(step.lengths.max())
+        while keys < longest:
+            keys *= factor
+        keys = min(keys, self._max_keys)
         return Shape(padded_rows(len(step.tokens)), keys, -(-keys // self._block_size), steering)
 
     def close(self) -> None:
         """Release the graphs and their memory."""
         self._captured.clear()
         self._logits = torch.empty(0)
+        self._results.clear()
 
     def _capture_if_seen(self, shape: Shape, step: StepArrays) -> _Captured | None:
         self._forget_other_tables(shape.steering)
         self._seen[shape] += 1
         if self._seen[shape] <= SEEN_BEFORE:
             return None
+        return self._capture_shape(shape, step)
+
+    def _capture_shape(self, shape: Shape, step: StepArrays) -> _Captured | None:
         try:
             self._captured[shape] = captured = self._captured_step(shape, step)
         except RuntimeError as error:  # includes CUDA errors of operations that cannot be captured
@@ -122,6 +159,7 @@ class DecodeGraphs:
         expected = self._forward(inputs.tensors, shape.rows, shape.keys)
         if not len(self._logits):  # shared by all graphs, so that none keeps its own logits
             self._logits = expected.new_empty(self._max_rows, expected.shape[1])
+            self._results = [torch.empty_like(self._logits) for _ in range(2)]
         out = self._logits[: shape.rows]
 
         def act() -> None:
@@ -158,8 +196,9 @@ class DecodeGraphs:
 
 
 def padded_rows(count: int) -> int:
-    """Round up to 1, 2, 4 or a multiple of 8."""
-    return _power_of_two(count) if count <= 4 else -(-count // 8) * 8
+    """Round up to 1, 2, 4, a multiple of 8, or beyond 64 a multiple of 32."""
+    grain = 8 if count <= 64 else 32
+    return _power_of_two(count) if count <= 4 else -(-count // grain) * grain
 
 
 def _power_of_two(count: int) -> int:

@@ -2,8 +2,8 @@
 
 Norms, attentions and MLPs are fused first (:mod:`~inference.engine.kernels.fused_modules`). A layer with only
 fused parts then runs steps of single tokens as two kernels, because with few rows the calls cost more than the small
-operations. Steps with prompts, and layers with a hook inside, run the original forward. On a GPU only norms are fused,
-by torch's kernel.
+operations. Steps with prompts, and layers with a hook inside, run the original forward. A GPU has fusions of its own
+(:mod:`~inference.engine.kernels.gpu.fusion`); without Triton only norms are fused there, by torch's kernel.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import torch
 from torch import Tensor, nn
 
 from inference.engine.cache.pool import KVPool
-from inference.engine.kernels import native
-from inference.engine.kernels.attention import GroupPlaces, PackedBatch, TokenSpan
+from inference.engine.kernels import gpu, native
+from inference.engine.kernels.attention import GroupPlaces, PackedBatch, TokenSpan, params_of
 from inference.engine.kernels.fused_modules import (
     PROBE_ROWS,
     TOLERANCES,
     Forward,
     FusedAttention,
     FusedMlp,
-    FusedNorm,
     attention_forward,
+    hooks_inside,
     is_close,
+    layer_norms,
     mlp_forward,
     norm_forward,
     random_input,
-    recognise_norm,
     rotates_whole_heads,
 )
 from inference.engine.kernels.linear_kinds import FastLinear, Operands
@@ -150,41 +150,36 @@ def layer_forward(layer: nn.Module, dtype: torch.dtype) -> Forward | None:
     norms, products = _norms(layer, attention), _products(attention.module, mlp.module)
     if norms is None or products is None or norms.attention.dtype is not dtype:
         return None
-    if attention.constants.get("s_aux") is not None:  # the kernel does not support attention sinks
+    head_dim = int(cast("Any", attention.module).head_dim)
+    params = params_of(head_dim, **attention.constants)
+    if params.sinks is not None:  # the kernel does not support them
         return None
-    inside = [m for m in layer.modules() if m is not layer]
     fused = FusedLayer(
         original=layer.forward,
         layer=int(cast("Any", attention.module).layer_idx),
-        head_dim=int(cast("Any", attention.module).head_dim),
+        head_dim=head_dim,
         norms=norms,
         products=products,
-        look=_look(attention),
+        look=(params.scale, params.window, params.softcap),
         activation=mlp.activation,
         most_rows=products.most_rows,
-        hooks=tuple(hooks for m in inside for hooks in (m._forward_hooks, m._forward_pre_hooks)),
+        hooks=hooks_inside(layer),
     )
     return fused if _agrees(fused, attention.module, dtype) else None
 
 
 def _norms(layer: nn.Module, attention: FusedAttention) -> _Norms | None:
-    """Return the norms, named as in Llama (two) or Gemma 2 and 3 (four); None otherwise, or if they differ in kind."""
-    found = [getattr(layer, name, None) for name in ("input_layernorm", "post_attention_layernorm")]
-    around = [getattr(layer, name, None) for name in ("pre_feedforward_layernorm", "post_feedforward_layernorm")]
-    before, attention_out, mlp, mlp_out = (
-        (found[0], None, found[1], None) if around == [None, None] else (*found, *around)
-    )
-    plain = {"attention": before, "attention_out": attention_out, "mlp": mlp, "mlp_out": mlp_out}
-    norms: dict[str, FusedNorm | None] = {name: recognise_norm(norm) for name, norm in plain.items()}
-    if any((norms[name] is None) != (plain[name] is None) for name in plain) or None in (before, mlp):
+    """Return the norms; None if one is not known, or if they differ in kind."""
+    norms = layer_norms(layer)
+    if norms is None:
         return None
-    norms |= {"query": attention.query_norm, "key": attention.key_norm}
-    kinds = {(norm.eps, norm.offset) for norm in norms.values() if norm is not None}
+    norms += [attention.query_norm, attention.key_norm]
+    kinds = {(norm.eps, norm.offset) for norm in norms if norm is not None}
     if len(kinds) != 1:
         return None
-    weights: dict[str, Any] = {name: None if norm is None else norm.weight for name, norm in norms.items()}
+    before, after, before_mlp, after_mlp, query, key = (None if norm is None else norm.weight for norm in norms)
     eps, offset = kinds.pop()
-    return _Norms(**weights, eps=eps, offset=offset)
+    return _Norms(cast("Tensor", before), after, cast("Tensor", before_mlp), after_mlp, query, key, eps, offset)
 
 
 def _products(attention: Any, mlp: Any) -> _Products | None:
@@ -195,16 +190,6 @@ def _products(attention: Any, mlp: Any) -> _Products | None:
 
 def _joined(member: nn.Module) -> nn.Module:
     return member.joined if isinstance(member, GroupMember) else member
-
-
-def _look(attention: FusedAttention) -> tuple[float, int, float]:
-    constants, module = attention.constants, cast("Any", attention.module)
-    scale = constants.get("scaling")
-    return (
-        float(module.head_dim**-0.5 if scale is None else scale),
-        int(constants.get("sliding_window") or 0),
-        float(constants.get("softcap") or 0.0),
-    )
 
 
 # Probing
@@ -275,6 +260,8 @@ def fuse(module: nn.Module) -> FusionReport:
     children, (dtype, device) = list(module.modules()), next((p.dtype, p.device) for p in module.parameters())
     if dtype not in TOLERANCES or (device.type == "cpu" and not native.active().is_native):
         return FusionReport(0, 0, 0, 0)
+    if gpu.can_run(device):
+        return _fuse_on_gpu(children, dtype, device)
     if device.type != "cpu":
         return FusionReport(sum(_replace(child, norm_forward(child)) for child in children), 0, 0, 0)
     # Attentions first: they inspect the unfused norms inside.
@@ -282,6 +269,16 @@ def fuse(module: nn.Module) -> FusionReport:
     norms = sum(_replace(child, norm_forward(child)) for child in children)
     mlps = sum(_replace(child, mlp_forward(child, dtype)) for child in children)
     layers = sum(_replace(child, layer_forward(child, dtype)) for child in children)
+    return FusionReport(norms, attentions, mlps, layers)
+
+
+def _fuse_on_gpu(children: list[nn.Module], dtype: torch.dtype, device: torch.device) -> FusionReport:
+    from inference.engine.kernels.gpu import fusion  # requires Triton
+
+    attentions = sum(_replace(child, fusion.attention_forward(child, dtype, device)) for child in children)
+    norms = sum(_replace(child, norm_forward(child)) for child in children)
+    mlps = sum(_replace(child, fusion.mlp_forward(child, dtype, device)) for child in children)
+    layers = sum(_replace(child, fusion.layer_forward(child)) for child in children)
     return FusionReport(norms, attentions, mlps, layers)
 
 

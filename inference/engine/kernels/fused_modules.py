@@ -6,7 +6,7 @@ the same random input. Inputs that require a gradient take the original, because
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from torch.nn import functional
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from inference.engine.kernels import attention
+from inference.engine.kernels import attention, gpu
 
 PROBE_ROWS = 3
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 1e-2}  # of the largest value
@@ -53,6 +53,10 @@ class FusedNorm:
     offset: float
 
     def __call__(self, x: Tensor) -> Tensor:
+        if gpu.can_run(x.device):
+            from inference.engine.kernels.gpu.layers import rms_norm  # requires Triton
+
+            return rms_norm(x, self.weight, self.eps, self.offset)
         if x.device.type != "cpu":
             return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
         out: Tensor = torch.ops.millm_native.rms_norm.default(x, self.weight, self.eps, self.offset)
@@ -79,8 +83,8 @@ def recognise_norm(child: nn.Module | None) -> FusedNorm | None:
     if "RMSNorm" not in type(child).__name__ or weight.dtype not in TOLERANCES:
         return None
     x = random_input(PROBE_ROWS, weight.shape[0], dtype=weight.dtype).to(weight.device)
-    # torch's kernel on a GPU cannot represent 1 + w exactly in 16 bits.
-    offsets = (0.0, 1.0) if weight.device.type == "cpu" else (0.0,)
+    # torch's kernel on a GPU, without Triton, cannot represent 1 + w exactly in 16 bits.
+    offsets = (0.0, 1.0) if weight.device.type == "cpu" or gpu.can_run(weight.device) else (0.0,)
     norms = (FusedNorm(weight, eps, offset) for offset in offsets)
     return next((norm for norm in norms if agree(partial(child, x), partial(norm, x))), None)
 
@@ -138,13 +142,7 @@ class FusedAttention:
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        name = self.module.config._attn_implementation  # type: ignore[union-attr]
-        is_packed = name in {attention.NAME, PROBE} and past_key_values is None and hidden_states.shape[0] == 1
-        if (
-            hidden_states.requires_grad
-            or not is_packed
-            or not rotates_whole_heads(position_embeddings, self.module.head_dim)
-        ):
+        if not is_packed_call(self.module, hidden_states, position_embeddings, past_key_values):
             return self.original(  # type: ignore[no-any-return]
                 hidden_states=hidden_states,
                 position_embeddings=position_embeddings,
@@ -153,6 +151,7 @@ class FusedAttention:
                 **kwargs,
             )
         m: Any = self.module
+        name = m.config._attn_implementation
         shape = (hidden_states.shape[1], -1, m.head_dim)
         assert position_embeddings is not None, "the rotary embedding covers whole heads"
         cos, sin = position_embeddings[0][0], position_embeddings[1][0]
@@ -161,6 +160,17 @@ class FusedAttention:
         value = m.v_proj(hidden_states).view(shape).transpose(0, 1).unsqueeze(0)
         mixed, weights = ALL_ATTENTION_FUNCTIONS[name](m, query, key, value, attention_mask, **self.constants, **kwargs)
         return m.o_proj(mixed.reshape(1, shape[0], -1)), weights
+
+
+def is_packed_call(module: Any, hidden_states: Tensor, position_embeddings: Any, past_key_values: Any) -> bool:
+    """Return whether the fused form of an attention module supports such a call."""
+    return (
+        module.config._attn_implementation in {attention.NAME, PROBE}
+        and past_key_values is None
+        and hidden_states.shape[0] == 1
+        and not hidden_states.requires_grad
+        and rotates_whole_heads(position_embeddings, module.head_dim)
+    )
 
 
 def rotates_whole_heads(position_embeddings: Any, head_dim: Any) -> bool:
@@ -175,25 +185,59 @@ def _rotated(x: Tensor, norm: FusedNorm | None, cos: Tensor, sin: Tensor) -> Ten
     return out.transpose(0, 1).unsqueeze(0)
 
 
+def recognised(plain: Sequence[nn.Module | None]) -> list[FusedNorm | None] | None:
+    """Return the norms of modules, None where there is no module; None altogether if one is not a known norm."""
+    norms = [recognise_norm(module) for module in plain]
+    return None if any((norm is None) != (module is None) for norm, module in zip(norms, plain, strict=True)) else norms
+
+
+def head_norms(child: nn.Module) -> list[FusedNorm | None] | None:
+    """Return the norms of queries and keys, as :func:`recognised` does."""
+    return recognised([getattr(child, name, None) for name in ("q_norm", "k_norm")])
+
+
+def layer_norms(layer: nn.Module) -> list[FusedNorm | None] | None:
+    """Return the norms before and after attention, and before and after the MLP, as :func:`recognised` does.
+
+    They are named as in Llama, which has none after, or as in Gemma 2 and 3. None altogether without those before.
+    """
+    found = [getattr(layer, name, None) for name in ("input_layernorm", "post_attention_layernorm")]
+    around = [getattr(layer, name, None) for name in ("pre_feedforward_layernorm", "post_feedforward_layernorm")]
+    norms = recognised([found[0], None, found[1], None] if around == [None, None] else [*found, *around])
+    return None if norms is None or norms[0] is None or norms[2] is None else norms
+
+
+def hooks_inside(layer: nn.Module) -> tuple[Mapping[int, Any], ...]:
+    """Return the hooks of all modules inside a layer, which its fused form would skip."""
+    inside = [module for module in layer.modules() if module is not layer]
+    return tuple(hooks for module in inside for hooks in (module._forward_hooks, module._forward_pre_hooks))
+
+
 def attention_forward(child: nn.Module, dtype: torch.dtype) -> Forward | None:
     projections = [getattr(child, name, None) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
     if not all(isinstance(p, nn.Module) and hasattr(p, "in_features") for p in projections):
         return None
     if not isinstance(getattr(child, "head_dim", None), int):
         return None
-    norms = [recognise_norm(getattr(child, name, None)) for name in ("q_norm", "k_norm")]
-    if [n is None for n in norms] != [getattr(child, name, None) is None for name in ("q_norm", "k_norm")]:
+    norms = head_norms(child)
+    if norms is None:
         return None
-    return _probed_attention(child, norms[0], norms[1], dtype)
+    query_norm, key_norm = norms
+
+    def build(constants: dict[str, Any]) -> FusedAttention:
+        return FusedAttention(child, child.forward, query_norm, key_norm, constants)
+
+    return probed_attention(child, build, dtype)
 
 
-def _probed_attention(
-    child: Any, query_norm: FusedNorm | None, key_norm: FusedNorm | None, dtype: torch.dtype
+def probed_attention(
+    child: Any, build: Callable[[dict[str, Any]], Forward], dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> Forward | None:
-    angles = torch.randn(1, PROBE_ROWS, child.head_dim // 2).repeat(1, 1, 2)
+    """Return what ``build`` makes of the constants of an attention module, if it gives the same for a random input."""
+    angles = random_input(1, PROBE_ROWS, child.head_dim // 2, dtype=torch.float32).repeat(1, 1, 2)
     inputs: dict[str, Any] = {
-        "hidden_states": random_input(1, PROBE_ROWS, child.q_proj.in_features, dtype=dtype),
-        "position_embeddings": (angles.cos().to(dtype), angles.sin().to(dtype)),
+        "hidden_states": random_input(1, PROBE_ROWS, child.q_proj.in_features, dtype=dtype).to(device),
+        "position_embeddings": (angles.cos().to(device, dtype), angles.sin().to(device, dtype)),
         "attention_mask": None,
     }
     calls: list[dict[str, Any]] = []
@@ -201,10 +245,9 @@ def _probed_attention(
     AttentionInterface.register(PROBE, partial(_probe, calls))
     child.config._attn_implementation = PROBE
     try:
-        original = child.forward
         with torch.inference_mode():
-            expected = original(**inputs)[0]
-            fused = FusedAttention(child, original, query_norm, key_norm, calls[0])
+            expected = child.forward(**inputs)[0]
+            fused = build(calls[0])
             return fused if is_close(fused(**inputs)[0], expected) else None
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError):
         return None  # another signature or other sizes: not a known attention

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,6 @@ from torch.nn import functional
 from inference.engine.kernels import native
 from inference.engine.kernels.pages import in_huge_pages
 from inference.engine.kernels.row_tiles import by_tiles
-
-Weights = Literal["native", "int8"]
 
 FEW_ROWS = 32  # up to here our bfloat16 products are faster than F.linear, which repacks the weight at each call
 FEW_WIDENED_ROWS = 384  # likewise if weights are widened, compared with a weight widened as a whole

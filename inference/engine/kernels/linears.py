@@ -24,11 +24,11 @@ from inference.engine.kernels.linear_kinds import (
     PackedLinear,
     PlainLinear,
     RowsLinear,
-    Weights,
     can_pack,
     can_read_rows,
 )
 from inference.engine.kernels.pages import in_huge_pages
+from inference.engine.models.facts import Weights
 
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from inference.engine.cache.pool import KVPool
 from inference.engine.kernels.attention import GroupPlaces, PackedBatch, TokenSpan
-from inference.engine.kernels.varlen_attention import AttentionCall, VarlenAttention, VarlenStep
+from inference.engine.kernels.attention_calls import AttentionCall
+from inference.engine.kernels.varlen_attention import VarlenAttention, VarlenStep
 
 ALIGNMENT = 16  # bytes
 
@@ -87,6 +88,12 @@ def build_step(
     )
 
 
+def differ_only_in_tokens(one: StepArrays, other: StepArrays) -> bool:
+    """Return whether two steps run the same sequences at the same places."""
+    ours, theirs = replace(one, tokens=other.tokens).flat(), other.flat()
+    return len(ours) == len(theirs) and all(map(np.array_equal, ours, theirs))
+
+
 def count_singles(segments: Sequence[TokenSpan]) -> int:
     """Return the number of leading segments with one token."""
     return next((i for i, s in enumerate(segments) if s.num_tokens > 1), len(segments))
@@ -98,12 +105,16 @@ def padded(step: StepArrays, num_rows: int, width: int) -> StepArrays:
     A repeated token computes the same and writes the same keys and values to the same place.
     """
 
+    chosen = np.minimum(np.arange(num_rows), len(step.tokens) - 1)
+
     def longer(array: NDArray[Any]) -> NDArray[Any]:
-        return np.pad(array, (0, num_rows - len(step.tokens)), mode="edge")
+        return array[chosen]
 
     def larger(table: NDArray[np.int32]) -> NDArray[np.int32]:
-        rows = np.pad(table, ((0, num_rows - len(table)), (0, 0)), mode="edge")
-        return np.pad(rows, ((0, 0), (0, max(0, width - rows.shape[1]))))[:, :width]
+        wider = np.zeros((num_rows, width), dtype=table.dtype)
+        shared = min(width, table.shape[1])
+        wider[:, :shared] = table[chosen, :shared]
+        return wider
 
     return replace(
         step,

@@ -1,9 +1,10 @@
-"""Attention of a whole step on an accelerator: torch's flash kernel for packed sequences, or plain torch.
+"""Attention of a whole step on an accelerator: our Triton kernel, torch's flash kernel, or plain torch.
 
-The flash kernel reads a paged cache through a block table (torch 2.12 and newer; older versions need copies), and a
-contiguous one at the start of each sequence. It is called below ``torch.nn.attention.varlen``, whose wrapper launches
-another kernel per layer and prevents a decode step from processing the queries of a key head together. It is tested on
-the device against the plain path, which replaces it if they differ. Neither path synchronises with the host.
+The Triton kernel reads every cache, and supports softcaps and sinks. The flash kernel reads a paged cache through a
+block table (torch 2.12 and newer; older versions need copies), and a contiguous one at the start of each sequence. It
+is called below ``torch.nn.attention.varlen``, whose wrapper launches another kernel per layer and prevents a decode
+step from processing the queries of a key head together. Kernels are tested on the device against the plain path, which
+replaces them if they differ. None synchronises with the host.
 """
 
 from __future__ import annotations
@@ -17,68 +18,34 @@ from torch import Tensor
 from torch.nn import functional
 
 from inference.engine.cache.layout import LayerLayout
+from inference.engine.kernels import gpu
+from inference.engine.kernels.attention_calls import AttentionCall, AttentionParams, Places
 from inference.engine.kernels.native.fallback import attend_explicitly
 
 logger = logging.getLogger(__name__)
 
 PAGE_TOKENS = 256  # flash attention 2, which torch includes, requires pages of multiples of this
-TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 4e-3}  # of the largest value; the kernel supports no other dtypes
+FLASH_DTYPES = (torch.bfloat16, torch.float16)
+TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 1e-4}  # of the largest value
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AttentionParams:
-    """Attention parameters of a layer. ``window`` 0: all tokens. ``softcap`` 0: none.
-
-    ``sinks`` float32 ``[heads]``: scores that take part in the softmax without a value.
-    """
-
-    scale: float
-    window: int = 0
-    softcap: float = 0.0
-    sinks: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionCall:
-    """Consecutive segments of a step that one call processes; ``tokens`` and ``segments`` are their ranges.
-
-    ``num_queries``: tokens per segment. ``max_keys``: an upper bound of the keys of the longest segment.
-    """
-
-    tokens: slice
-    segments: slice
-    ends: Tensor  # [segments + 1] int32: start and end of each segment's queries, from 0
-    lengths: Tensor  # [segments] int32: keys of its last query
-    num_queries: tuple[int, ...]
-    max_keys: int
-
-    @property
-    def max_queries(self) -> int:
-        return max(self.num_queries)
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """The cache of one layer, and the places of segments in it."""
-
-    keys: Tensor  # [blocks, block_size, kv_heads, head_dim]
-    values: Tensor
-    table: Tensor  # [segments, width] int32
-    starts: Tensor | None = None  # [segments + 1] int32: start of each segment that lies in one block; the last is 0
-
-
-Flash = Callable[[Tensor, Places, AttentionCall, AttentionParams], Tensor]
+Kernel = Callable[[Tensor, Places, AttentionCall, AttentionParams], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class VarlenAttention:
-    """The chosen attention. ``flash`` None: plain torch, for the ``reason``. ``str()`` is for the log."""
+    """The chosen attention. ``kernel`` None: plain torch, for the ``reason``. ``str()`` is for the log.
 
-    flash: Flash | None
+    Only a kernel that ``is_complete`` supports softcaps, sinks, and all dtypes and head sizes; it does not depend on
+    the bound of the number of keys.
+    """
+
+    kernel: Kernel | None
     reason: str
+    is_complete: bool = False
 
     def __str__(self) -> str:
-        return f"{'flash' if self.flash else 'torch'}: {self.reason}"
+        return f"{'Triton' if self.is_complete else 'flash' if self.kernel else 'torch'}: {self.reason}"
 
     def attend(self, query: Tensor, places: Places, parts: Sequence[AttentionCall], look: AttentionParams) -> Tensor:
         """Attend, after keys and values are written: ``[tokens, heads, head_dim]`` -> ``[tokens, heads, d]``."""
@@ -86,9 +53,10 @@ class VarlenAttention:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _attend(self, query: Tensor, places: Places, part: AttentionCall, look: AttentionParams) -> Tensor:
-        if self.flash is None or look.softcap or look.sinks is not None:
+        is_special = bool(look.softcap) or look.sinks is not None
+        if self.kernel is None or (is_special and not self.is_complete):
             return torch_attention(query, places, part, look)
-        return self.flash(query, places, part, look)
+        return self.kernel(query, places, part, look)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,47 +185,65 @@ def choose_attention(
     device: torch.device,
     *,
     page: int,
-    ways: Mapping[str, Flash] | None = None,
+    ways: Mapping[str, Kernel] | None = None,
 ) -> VarlenAttention:
     """Return the first implementation that agrees with plain torch on every kind of layer of the model.
 
-    ``page``: tokens per page; 0 for a cache with one block per sequence.
+    ``page``: tokens per page; 0 for a cache with one block per sequence. ``ways``: the kernels to try.
     """
     problem = "no kernel"
-    for name, flash in (ways or (WAYS_TO_PAGES if page else WAYS_TO_ROWS)).items():
-        problem = _first_problem(layouts, num_heads, device, flash, page)
+    if ways is None and gpu.can_run(device):
+        problem = _first_problem(layouts, num_heads, device, _triton_attention, page)
         if not problem:
-            return VarlenAttention(flash, name)
+            return VarlenAttention(_triton_attention, "a cache of pages or rows", is_complete=True)
+        logger.warning("The Triton kernel for attention cannot be used: %s", problem)
+    for name, kernel in (ways or (WAYS_TO_PAGES if page else WAYS_TO_ROWS)).items():
+        problem = _first_problem(layouts, num_heads, device, kernel, page)
+        if not problem:
+            return VarlenAttention(kernel, name)
         logger.info("The flash kernel on %s cannot be used: %s", name, problem)
     return VarlenAttention(None, problem)
 
 
-def can_read_pages(layouts: Sequence[LayerLayout], num_heads: int, device: torch.device) -> bool:
-    """Return whether the kernel reads pages of PAGE_TOKENS without copies."""
-    return not _first_problem(layouts, num_heads, device, flash_attention, PAGE_TOKENS)
+def _triton_attention(query: Tensor, places: Places, part: AttentionCall, look: AttentionParams) -> Tensor:
+    from inference.engine.kernels.gpu.attention import paged_attention  # requires Triton
+
+    return paged_attention(query, places, part, look)
+
+
+def best_page(layouts: Sequence[LayerLayout], num_heads: int, device: torch.device, smallest: int) -> int:
+    """Return the tokens per page of a paged cache that a kernel reads without copies; 0 if there is none.
+
+    ``smallest``: the size for a kernel that reads all sizes.
+    """
+    if gpu.can_run(device) and not _first_problem(layouts, num_heads, device, _triton_attention, smallest):
+        return smallest
+    return 0 if _first_problem(layouts, num_heads, device, flash_attention, PAGE_TOKENS) else PAGE_TOKENS
 
 
 def _first_problem(
-    layouts: Sequence[LayerLayout], num_heads: int, device: torch.device, flash: Flash, page: int
+    layouts: Sequence[LayerLayout], num_heads: int, device: torch.device, kernel: Kernel, page: int
 ) -> str:
-    return next((p for each in dict.fromkeys(layouts) if (p := _problem(each, num_heads, device, flash, page))), "")
+    return next((p for each in dict.fromkeys(layouts) if (p := _problem(each, num_heads, device, kernel, page))), "")
 
 
-def _problem(layout: LayerLayout, num_heads: int, device: torch.device, flash: Flash, page: int) -> str:
+def _problem(layout: LayerLayout, num_heads: int, device: torch.device, kernel: Kernel, page: int) -> str:
     """Return why the kernel does not support such a layer; empty if it does."""
-    if layout.dtype not in TOLERANCES:
+    is_flash = kernel is not _triton_attention
+    if layout.dtype not in TOLERANCES or (is_flash and layout.dtype not in FLASH_DTYPES):
         return f"it does not support {str(layout.dtype).removeprefix('torch.')}"
-    if layout.key_dim != layout.value_dim:
+    if is_flash and layout.key_dim != layout.value_dim:
         return "keys and values have different sizes"
     look = AttentionParams(layout.key_dim**-0.5, layout.window)
     try:
         for num_queries in ((1, 1, 1), (5, 70, 1)):
             query, places, part = _trial(layout, num_heads, num_queries, device, page)
-            got, expected = flash(query, places, part, look).float(), torch_attention(query, places, part, look).float()
+            got = kernel(query, places, part, look).float()
+            expected = torch_attention(query, places, part, look).float()
             worst = float((got - expected).abs().max())
             if not worst <= TOLERANCES[layout.dtype] * float(expected.abs().max()):
                 return f"it differs from torch's attention by {worst:.2g}"
-    except (RuntimeError, TypeError) as error:
+    except Exception as error:  # noqa: BLE001 - a kernel that is compiled here can fail in many ways
         return str(error).strip().partition("\n")[0] or type(error).__name__
     return ""
 
@@ -275,7 +261,7 @@ def _trial(
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(device, layout.dtype)
 
-    keys, values = (random(blocks, size, layout.num_kv_heads, layout.key_dim) for _ in range(2))
+    keys, values = (random(blocks, size, layout.num_kv_heads, dim) for dim in (layout.key_dim, layout.value_dim))
     part = AttentionCall(
         slice(0, sum(num_queries)),
         slice(0, len(lengths)),

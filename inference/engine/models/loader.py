@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,16 +26,15 @@ from inference.engine.errors import LoadError, NotEnoughMemoryError, Unsupported
 from inference.engine.kernels import attention, native
 from inference.engine.kernels.fused_layers import fuse
 from inference.engine.kernels.int8_trial import int8_problem
-from inference.engine.kernels.linear_kinds import Weights
 from inference.engine.kernels.linears import bytes_of, prepare_linears
 from inference.engine.kernels.ordered_activations import order_activations
 from inference.engine.models.adaptations import adapt_attention, freeze_long_rope
 from inference.engine.models.attention_probe import check_attention, use_attention
+from inference.engine.models.facts import ModelSpec
 from inference.engine.models.load_faults import enough_memory, ran_out_of_memory, readable_files, told
 from inference.engine.models.self_check import compare, take_reference
 from inference.engine.models.sites import SiteError, decoder_layers, site_widths
 from inference.engine.models.weight_files import StoredWeight, load_pickles, open_weights, pickle_files, weight_files
-from inference.files.architectures import ModelKind
 from inference.files.text_tower import has_text_tower, language_model_of
 from inference.files.unchanged import unchanged
 from inference.interventions import Site
@@ -49,28 +47,6 @@ DEFAULT_LENGTH = 4096  # if the model's configuration has none
 
 
 hf_logging.disable_progress_bar()  # not for the log of a server
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
-    """What to load and how. ``max_seq_len`` 0: the model's own context length.
-
-    ``weights`` ``int8`` quantises the linears, including the output embeddings. Each ``kind`` has its own loader.
-    ``options``: the default parameters of a media model. ``batch_invariant``: the bits of a generation model's results
-    do not depend on other requests.
-    """
-
-    name: str
-    path: Path
-    dtype: str = "auto"
-    device: str = "auto"
-    trust_remote_code: bool = False
-    allow_pickle: bool = False
-    max_seq_len: int = 0
-    weights: Weights = "native"
-    kind: ModelKind = "generation"
-    batch_invariant: bool = False
-    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

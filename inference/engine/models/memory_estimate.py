@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,8 +11,9 @@ from inference.engine.cache.prefix_keys import PREFIX_BLOCK
 from inference.engine.config import READ_PLACES
 from inference.engine.errors import LoadError
 from inference.engine.kernels.varlen_attention import PAGE_TOKENS
+from inference.engine.models.facts import MemoryEstimate, ModelSpec
 from inference.engine.models.load_faults import enough_memory, readable_files
-from inference.engine.models.loader import DTYPES, ModelSpec, resolve_device
+from inference.engine.models.loader import DTYPES, resolve_device
 from inference.engine.models.weight_files import WeightHeader, pickled_bytes, read_headers, stored_dtype
 from inference.files.text_tower import has_text_tower, language_model_of
 
@@ -21,22 +21,6 @@ KV_TOKENS = 4096  # of one long conversation; less would not be useful
 INT8_SCALE_BYTES = 4  # a float32 scale per row of an int8 matrix
 LOGITS_COPIES = 3  # float32: computed, edited by penalties, sorted
 READ_COPIES = 2  # of logits of prompt places: computed, and float32 for log-probabilities
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryEstimate:
-    """An estimate in bytes. ``kv``: the minimum size of the KV cache (the configured one, or that of one long
-    conversation). ``most_kv``: the maximum, for a full batch of the longest sequences.
-    """
-
-    weights: int
-    kv: int
-    activations: int
-    most_kv: int = 0
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.kv + self.activations
 
 
 def estimate_memory(spec: ModelSpec, *, max_tokens: int, max_rows: int, kv_bytes: int = 0) -> MemoryEstimate:

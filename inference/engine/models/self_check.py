@@ -26,9 +26,10 @@ from inference.engine.cache.layout import LayerLayout, group_layers, num_heads
 from inference.engine.cache.pool import KVPool
 from inference.engine.errors import UnsupportedModelError
 from inference.engine.kernels.attention import LayoutProbe, TokenSpan
-from inference.engine.kernels.linear_kinds import Weights, quantise
+from inference.engine.kernels.linear_kinds import quantise
 from inference.engine.kernels.step_inputs import build_step, step_tensors
 from inference.engine.kernels.varlen_attention import PAGE_TOKENS, VarlenAttention, choose_attention
+from inference.engine.models.facts import Weights
 from inference.engine.models.sites import attach, decoder_layers
 from inference.interventions import Site
 

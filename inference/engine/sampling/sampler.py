@@ -7,6 +7,7 @@ need an argmax, and a step needs one copy from the device.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,7 @@ from inference.engine.sampling.logit_edits import edit
 from inference.engine.sampling.logprobs import measure_logprobs, read_logprobs
 from inference.engine.sampling.table import LogprobRows, RandomRows, SamplingTable, build_table
 from inference.engine.sampling.token_masks import TokenMasks
-from inference.engine.sampling.transfers import to_device
+from inference.engine.sampling.transfers import HostCopy, to_device
 from inference.engine.sampling.truncation import SECOND_WIDTH, Search, truncated_weights
 from inference.engine.scheduling.sequence import Sequence
 
@@ -26,6 +27,8 @@ PEAK_BLOCK = 512  # tokens
 DRAW_BLOCK = 128  # tokens
 NUMBERS_AT_ONCE = 64  # drawn from a sequence's generator
 NO_NUMBERS = torch.empty(0, dtype=torch.float64)
+
+Meanwhile = Callable[[Tensor], None]  # gets the sampled tokens, on the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +54,28 @@ class Sampler:
         self._table: SamplingTable | None = None
         self._reach = reach
 
-    def sample(self, logits: Tensor, sequences: list[Sequence], masks: TokenMasks | None = None) -> Sampled:
+    def sample(
+        self,
+        logits: Tensor,
+        sequences: list[Sequence],
+        masks: TokenMasks | None = None,
+        meanwhile: Meanwhile | None = None,
+    ) -> Sampled:
         """Sample from ``logits`` ``[rows, vocab]`` of any dtype, which are not modified. Consecutive rows may belong to
         one sequence: the further ones are those after its drafts.
 
         Rows whose largest logit is NaN or infinite are not finite; minus infinity at single tokens is allowed.
+        ``meanwhile`` is called with the tokens ``[rows]`` on the device while they are copied to the host, again if
+        they change.
         """
         if not sequences:
             return Sampled([], [], [], [])
         table = self._table_for(logits, sequences, masks.rows if masks else ())
         uniforms = _uniforms(table.random, logits.device) if table.random else NO_NUMBERS
         first = (0 if logits.device.type == "cpu" else SECOND_WIDTH) if self._reach is None else self._reach
-        sampled = _sample(logits, table, masks, uniforms, Search(first))
+        sampled = _sample(logits, table, masks, uniforms, Search(first), meanwhile)
         # Rare, and only known now: a distribution so flat that the first search was not sufficient.
-        return sampled or _sample(logits, table, masks, uniforms, Search())  # type: ignore[return-value]
+        return sampled or _sample(logits, table, masks, uniforms, Search(), meanwhile)  # type: ignore[return-value]
 
     def forget(self) -> None:
         """Release the sequences of the last batch."""
@@ -95,7 +106,12 @@ def draw_ahead(sequence: Sequence, count: int) -> None:
 
 
 def _sample(
-    logits: Tensor, table: SamplingTable, masks: TokenMasks | None, uniforms: Tensor, search: Search
+    logits: Tensor,
+    table: SamplingTable,
+    masks: TokenMasks | None,
+    uniforms: Tensor,
+    search: Search,
+    meanwhile: Meanwhile | None,
 ) -> Sampled | None:
     """Sample the batch. Returns None if the search was not sufficient."""
     best, tokens = peaks(logits)
@@ -104,7 +120,7 @@ def _sample(
         tokens[table.worked], is_possible[table.worked] = _choose(
             logits[table.worked], best[table.worked], tokens[table.worked], table, masks, uniforms, search
         )
-    return _to_host(logits, tokens, torch.isfinite(best), is_possible, table.logprobs, search.too_short)
+    return _to_host(logits, tokens, torch.isfinite(best), is_possible, table.logprobs, search.too_short, meanwhile)
 
 
 def _choose(
@@ -151,6 +167,7 @@ def _to_host(
     is_possible: Tensor,
     requested: LogprobRows | None,
     too_short: list[Tensor],
+    meanwhile: Meanwhile | None,
 ) -> Sampled | None:
     """Copy the results of the step to the host at once. Returns None if one of the flags ``too_short`` is set."""
     rows = len(tokens)
@@ -160,7 +177,10 @@ def _to_host(
             measure_logprobs(logits[requested.rows], tokens[requested.rows], max(requested.num_tops)).flatten()
         )
     parts.extend(flag.int().view(1) for flag in too_short)
-    host = torch.cat(parts).cpu().numpy()
+    copy = HostCopy(torch.cat(parts))
+    if meanwhile is not None:
+        meanwhile(tokens)
+    host = copy.numpy()
     if too_short:
         if host[-len(too_short) :].any():
             return None

@@ -1,4 +1,4 @@
-"""Copy from the host to a device without waiting for the device."""
+"""Copies between the host and a device that do not wait for the device."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -18,3 +19,24 @@ def to_device(data: Any, device: torch.device, dtype: torch.dtype | None = None)
     if device.type != "cuda" or not host.numel():
         return host.to(device)
     return host.pin_memory().to(device, non_blocking=True)
+
+
+class HostCopy:
+    """A copy of a tensor to the host that starts now. Work that is queued later does not delay it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        if tensor.device.type != "cuda":
+            self._host = tensor.cpu()
+            return
+        self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        self._host.copy_(tensor, non_blocking=True)
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event.record()
+
+    def numpy(self) -> NDArray[Any]:
+        """Wait for the copy and return it."""
+        if self._event is not None:
+            self._event.synchronize()
+        array: NDArray[Any] = self._host.numpy()
+        return array

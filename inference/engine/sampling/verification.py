@@ -11,25 +11,30 @@ from collections.abc import Sequence as Many
 
 from torch import Tensor
 
-from inference.engine.sampling.sampler import Sampled, Sampler, draw_ahead
+from inference.engine.sampling.sampler import Meanwhile, Sampled, Sampler, draw_ahead
 from inference.engine.sampling.token_masks import TokenMasks
 from inference.engine.scheduling.scheduler import Chunk
 from inference.engine.scheduling.sequence import Sequence
 
 
 def sample_and_verify(
-    sampler: Sampler, chunks: Many[Chunk], logits: Tensor, masks: TokenMasks | None
+    sampler: Sampler,
+    chunks: Many[Chunk],
+    logits: Tensor,
+    masks: TokenMasks | None,
+    meanwhile: Meanwhile | None = None,
 ) -> tuple[list[Sequence], Sampled]:
     """Sample tokens for the chunks that sample, one per sequence and one more per accepted draft token.
 
-    ``logits``: ``[places, vocab]``, with :attr:`Chunk.num_sampled` places per chunk.
+    ``logits``: ``[places, vocab]``, with :attr:`Chunk.num_sampled` places per chunk. ``meanwhile``: see
+    :meth:`Sampler.sample`.
     """
     chunks = [chunk for chunk in chunks if chunk.samples]
     sequences = [chunk.sequence for chunk in chunks for _ in range(chunk.num_sampled)]
     numbers = {c.sequence: _numbers(c) for c in chunks if c.drafts and not c.sequence.request.sampling.is_greedy}
     for chunk in chunks:
         chunk.sequence.drafts = chunk.drafts
-    sampled = sampler.sample(logits, sequences, masks)
+    sampled = sampler.sample(logits, sequences, masks, meanwhile)
     if not any(chunk.drafts for chunk in chunks):
         return sequences, sampled
     kept: list[int] = []

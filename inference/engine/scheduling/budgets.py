@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 SMOOTHING = 0.2
-PREFILL_GRAIN = 16  # tokens; also the minimum by which a prompt advances in a step
+PREFILL_GRAIN = 16  # tokens; also the minimum by which a prompt advances in a step, if no larger one is given
 EXACT_TOKENS = 16  # steps of more tokens are counted together, DRAFT_GRAIN at a time
 DRAFT_GRAIN = 8
 FRESH_STEPS = 256  # measurements expire after so many steps, because contexts grow and machines change
@@ -22,11 +22,13 @@ class PrefillBudget:
     A step that also runs prompt tokens takes longer than one that only decodes. While one prompt is being computed,
     the budget keeps the step within ``max_stall_factor`` times as long, by the measured cost of a prompt token. Each
     further prompt adds as much again, because a longer step brings it into the batch sooner. Requests that cannot be
-    admitted for lack of a slot or of memory do not count. ``max_stall_factor`` 0 always allows ``max_tokens``.
+    admitted for lack of a slot or of memory do not count. ``max_stall_factor`` 0 always allows ``max_tokens``;
+    ``min_tokens`` are always allowed.
     """
 
-    def __init__(self, max_tokens: int, max_stall_factor: float) -> None:
+    def __init__(self, max_tokens: int, max_stall_factor: float, min_tokens: int = 0) -> None:
         self._max_tokens = max_tokens
+        self._min_tokens = max(min_tokens, PREFILL_GRAIN)
         self._factor = max_stall_factor
         self._decode_s: float | None = None  # a step that only decodes
         self._token_s: float | None = None  # each prompt token in addition
@@ -36,7 +38,7 @@ class PrefillBudget:
         if not (num_decoding and self._factor and self._decode_s and self._token_s):
             return self._max_tokens
         allowed = (self._factor - 1) * self._decode_s * max(1, num_prompts) / self._token_s
-        return min(self._max_tokens, max(PREFILL_GRAIN, int(allowed) // PREFILL_GRAIN * PREFILL_GRAIN))
+        return min(self._max_tokens, max(self._min_tokens, int(allowed) // PREFILL_GRAIN * PREFILL_GRAIN))
 
     def note(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
         """Record the duration of a step with these numbers of single tokens and prompt tokens."""

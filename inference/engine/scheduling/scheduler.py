@@ -69,7 +69,7 @@ class Scheduler:
         self._by_priority = config.scheduler_policy == "priority"
         self._cache = cache
         self._admission = admission
-        self._budget = PrefillBudget(config.max_prefill_tokens, config.max_stall_factor)
+        self._budget = PrefillBudget(config.max_prefill_tokens, config.max_stall_factor, config.min_prefill_tokens)
         self._speculation = Speculation(config) if config.speculative_method == "prompt_lookup" else None
         self._waiting: list[Sequence] = []  # by rank, as the running ones
         self._running: list[Sequence] = []

@@ -136,14 +136,14 @@ class Sequence:
         """The gates that the prompt still has to decide."""
         return None if self.gates is None or self.gates.decisions is not None else self.gates
 
-    def steering_rows(self, tokens: Many[int]) -> list[int]:
-        """Return the rows of the next tokens in the steering tables."""
+    def steering_rows(self, tokens: Many[int], *, after: int = 0) -> list[int]:
+        """Return the rows of the next tokens, or of those that follow ``after`` others, in the steering tables."""
         rows = self.rows
         if rows is None:
             return [0] * len(tokens)
         if self.gates is not None and self.gates.decisions is not None:
             rows = rows.decided[self.gates.decisions]
-        return rows.of_tokens(tokens, self.num_computed, self.num_prompt, self.known_segments())
+        return rows.of_tokens(tokens, self.num_computed + after, self.num_prompt, self.known_segments())
 
     def known_segments(self) -> SequenceSegments | None:
         """Return the segments of all generated tokens; None if steering does not depend on them."""

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from inference.engine.sampling.transfers import HostCopy
 from inference.engine.steering.prompt_gates import PromptGateStep
 from inference.engine.steering.readings import GivenActivations, Reading, ReadingKey
 from inference.interventions import Site
@@ -72,15 +73,26 @@ class SteeringStep:
     changes: list[Tensor] = field(default_factory=list)
     readings: dict[ReadingKey, Tensor] = field(default_factory=dict)
     prompt_gates: PromptGateStep | None = None
+    _moved: tuple[tuple[Site, ...], HostCopy] | None = None  # the sites, and the changes there
+
+    def copy_effects(self) -> None:
+        """Start to copy the effects to the host, before other work on the device."""
+        if self._moved is not None or self.plan is None:
+            return
+        ran = [(site, changes) for site, changes in zip(self.ran, self.changes, strict=True) if site in self.plan.acts]
+        if ran:
+            sites, changes = zip(*ran, strict=True)
+            self._moved = sites, HostCopy(torch.stack(changes))
 
     def effects(self) -> StepEffects | None:
         """Return the effects on each token; None if nothing ran. Waits for the device."""
-        if self.plan is None or not self.changes:
+        self.copy_effects()
+        if self.plan is None or self._moved is None:
             return None
-        ran = [(site, changes) for site, changes in zip(self.ran, self.changes, strict=True) if site in self.plan.acts]
-        acts = np.array([self.plan.acts[site] for site, _ in ran], dtype=np.float64)
-        moved = torch.stack([changes for _, changes in ran]).cpu().numpy().astype(np.float64) * acts
-        return StepEffects(tuple(site for site, _ in ran), np.stack([acts, moved != 0, moved], axis=1))
+        sites, copy = self._moved
+        acts = np.array([self.plan.acts[site] for site in sites], dtype=np.float64)
+        moved = copy.numpy().astype(np.float64) * acts
+        return StepEffects(sites, np.stack([acts, moved != 0, moved], axis=1))
 
     def counts(self, num_tokens: int) -> tuple[list[int], list[int]]:
         """Return at how many sites each token should be steered, and was steered."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from inference.engine.models.memory_estimate import MemoryEstimate
+from inference.engine.models.facts import MemoryEstimate
 from inference.registry.memory_plan import (
     InsufficientMemoryError,
     LoadedEntry,

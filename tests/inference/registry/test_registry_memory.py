@@ -88,7 +88,7 @@ async def test_what_a_model_got_for_keys_and_values_is_in_the_account(registry, 
 
 
 async def test_a_set_size_is_what_each_model_gets(registry, parts, settings):
-    settings.MILLM_ENGINE = settings.MILLM_ENGINE | {"kv_cache_bytes": 6}
+    settings.MILLM_ENGINE_OPTIONS = settings.MILLM_ENGINE_OPTIONS | {"kv_cache_bytes": 6}
     await amake("a")
     await amake("b")
     parts.loader.caches |= {"a": (6, 1000), "b": (6, 1000)}

@@ -1,0 +1,79 @@
+"""What to load, what it needs and what was loaded: plain data, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from inference.files.architectures import ModelKind
+from inference.interventions import Site
+from inference.text.grammar_compiler import GrammarCompiler
+from inference.text.plain_tokenizer import PlainTokenizer
+
+Weights = Literal["native", "int8"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What to load and how. ``max_seq_len`` 0: the model's own context length.
+
+    ``weights`` ``int8`` quantises the linears, including the output embeddings. Each ``kind`` has its own loader.
+    ``options``: the default parameters of a media model. ``batch_invariant``: the bits of a generation model's results
+    do not depend on other requests.
+    """
+
+    name: str
+    path: Path
+    dtype: str = "auto"
+    device: str = "auto"
+    trust_remote_code: bool = False
+    allow_pickle: bool = False
+    max_seq_len: int = 0
+    weights: Weights = "native"
+    kind: ModelKind = "generation"
+    batch_invariant: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEstimate:
+    """An estimate in bytes. ``kv``: the minimum size of the KV cache (the configured one, or that of one long
+    conversation). ``most_kv``: the maximum, for a full batch of the longest sequences.
+    """
+
+    weights: int
+    kv: int
+    activations: int
+    most_kv: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv + self.activations
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Memory in bytes. ``total``: the maximum for this process. ``free``: unused now."""
+
+    total: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedFacts:
+    """A model that is loaded in another process: what this one needs of an
+    :class:`~inference.engine.models.loader.LoadedModel`, without its weights.
+    """
+
+    name: str
+    tokenizer: PlainTokenizer
+    max_model_len: int
+    vocab_size: int
+    memory_bytes: int
+    hidden_size: int
+    device: str
+    grammars: GrammarCompiler | None
+    labels: tuple[str, ...] = ()
+    sites: Mapping[Site, int] = field(default_factory=dict, hash=False)

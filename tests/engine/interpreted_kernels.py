@@ -1,0 +1,123 @@
+"""Compare the Triton kernels with plain torch, under Triton's interpreter; see test_gpu_kernels.py."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from inference.engine.kernels.accelerator import Accelerator, attention_of
+from inference.engine.kernels.gpu.attention import paged_attention
+from inference.engine.kernels.gpu.fusion import GpuAttention, GpuLayer
+from inference.engine.kernels.gpu.layers import add_rms_norm, gate_mul, rms_norm, rotate_and_write
+from inference.engine.kernels.varlen_attention import torch_attention
+from inference.engine.models.facts import ModelSpec
+from inference.engine.models.loader import load_model
+from tests.builders import ARCHITECTURES, build_model
+from tests.engine.harness import EngineHarness, reference_tokens
+from tests.engine.test_varlen_attention import build_case
+
+DTYPES = ((torch.float32, 1e-5), (torch.bfloat16, 2e-2))
+EPS = 1e-6
+
+
+def attention() -> None:
+    choose = random.Random(0)  # noqa: S311 - not for secrets
+    for seed in range(40):
+        is_single = choose.random() < 0.5
+        sizes = [(choose.randint(1, 9), choose.randint(0, 150)) for _ in range(choose.randint(1, 4))]
+        queries = tuple(1 if is_single else count for count, _ in sizes)
+        case = {
+            "queries": queries,
+            "lengths": [count + seen for count, (_, seen) in zip(queries, sizes, strict=True)],
+            "kv_heads": choose.randint(1, 3),
+            "group": choose.choice([1, 2, 3]),
+            "page": choose.choice([0, 8, 32]),
+            "window": choose.choice([0, 0, 1, 7, 1000]),
+            "softcap": choose.choice([0.0, 0.0, 5.0]),
+            "sink": choose.choice([None, float("-inf"), 0.0, 30.0]),
+            "slack": choose.choice([0, 5]),
+            "seed": seed,
+        }
+        step = build_case(case)
+        assert torch.allclose(paged_attention(*step), torch_attention(*step), atol=1e-5), case
+
+
+def layers() -> None:
+    for dtype, tolerance in DTYPES:
+        x, residual, weight = (torch.randn(*shape).to(dtype) for shape in ((5, 80), (5, 80), (80,)))
+        for offset in (0.0, 1.0):
+            same(rms_norm(x, weight, EPS, offset), normed(x, weight, offset), tolerance)
+            total, out = add_rms_norm(x, residual, weight, EPS, offset)
+            same(total, x + residual, tolerance)
+            same(out, normed(x + residual, weight, offset), tolerance)
+        gate_up = torch.randn(5, 2600).to(dtype)
+        gate, up = gate_up.chunk(2, -1)
+        same(gate_mul(gate_up, "silu"), functional.silu(gate) * up, tolerance)
+        same(gate_mul(gate_up, "gelu_tanh"), functional.gelu(gate, approximate="tanh") * up, tolerance)
+        for heads, kv_heads, size in ((4, 2, 16), (6, 3, 20), (16, 8, 8)):
+            for norm in (None, torch.randn(size).to(dtype)):
+                for offset in (0.0, 1.0):
+                    check_rotation(heads, kv_heads, size, norm, offset, 4 * tolerance)
+
+
+def check_rotation(heads: int, kv_heads: int, size: int, norm: Tensor | None, offset: float, tolerance: float) -> None:
+    dtype = torch.float32 if norm is None else norm.dtype
+    qkv = torch.randn(5, (heads + 2 * kv_heads) * size).to(dtype)
+    angles = torch.randn(5, size // 2).repeat(1, 2)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    keys = torch.zeros(4, kv_heads, 8, size, dtype=dtype).transpose(1, 2)  # as on the CPU: not contiguous
+    values = keys.clone()
+    slots = torch.randperm(32)[:5]
+    queries = rotate_and_write(qkv, heads, (norm, norm, EPS, offset), cos, sin, keys, values, slots)
+    widths = [heads * size, kv_heads * size, kv_heads * size]
+    q, k, v = (part.view(5, -1, size) for part in qkv.split(widths, -1))
+    if norm is not None:
+        q, k = normed(q, norm, offset), normed(k, norm, offset)
+    same(queries, rotated(q, cos, sin), tolerance)
+    same(keys[slots // 8, slots % 8], rotated(k, cos, sin), tolerance)
+    assert torch.equal(values[slots // 8, slots % 8], v)
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    one, other = x.chunk(2, -1)
+    return x * cos[:, None] + torch.cat([-other, one], -1) * sin[:, None]
+
+
+def normed(x: Tensor, weight: Tensor, offset: float) -> Tensor:
+    scaled = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + EPS)
+    return (scaled * (1 + weight.float())).to(x.dtype) if offset else scaled.to(x.dtype) * weight
+
+
+def same(got: Tensor, expected: Tensor, tolerance: float) -> None:
+    assert torch.allclose(got.float(), expected.float(), atol=tolerance, rtol=tolerance)
+
+
+def engine(folder: Path) -> None:
+    prompts = [tuple(range(3 + 7 * i, 3 + 7 * i + length)) for i, length in enumerate((1, 40))]
+    for name in ARCHITECTURES:
+        loaded = load_model(ModelSpec("tiny", build_model(folder / name, name), dtype="float32", device="cpu"))
+        assert any(isinstance(module.forward, GpuLayer) for module in loaded.module.modules())
+        assert any(isinstance(module.forward, GpuAttention) for module in loaded.module.modules())
+        harness = EngineHarness(
+            loaded,
+            max_prefill_tokens=32,
+            accelerate=lambda loaded, cache, config: Accelerator(attention_of(loaded, cache, config)),
+        )
+        got = {prompt: harness.add(prompt=prompt, max_tokens=5) for prompt in prompts}
+        harness.run()
+        for prompt, transcript in got.items():
+            assert transcript.token_ids == reference_tokens(loaded, prompt, 5)
+
+
+if __name__ == "__main__":
+    part, folder = sys.argv[1:]
+    if part == "engine":
+        engine(Path(folder))
+    else:
+        {"attention": attention, "layers": layers}[part]()
+    sys.stdout.write("ok\n")
