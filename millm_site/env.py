@@ -5,8 +5,10 @@ from __future__ import annotations
 import ipaddress
 import os
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
@@ -30,6 +32,7 @@ DEMO_DIR = PROJECT_DIR / "steering" / "demo" / "artifacts"
 Names = Annotated[tuple[str, ...], NoDecode]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 MIN_KEY_LENGTH = 24
+OIDC_PACKAGES = ("authlib", "requests")  # of the extra `oidc`
 NOT_IN_FILE = frozenset({"config"})
 
 
@@ -45,6 +48,7 @@ ENGINE_OPTIONS = (
     "max_seq_len",
     "max_stall_factor",
     "max_waiting_requests",
+    "min_prefill_tokens",
     "min_speculative_gain",
     "num_speculative_tokens",
     "prefix_cache",
@@ -163,6 +167,28 @@ class Environment(BaseSettings):
         "as long as this is set; at least 24 characters. It is never stored: the request log and the console show its "
         "first characters and the name *Static key*. (`MILLM_API_KEY` is the key that clients send; the server does "
         "not read it.)",
+    )
+
+    oidc_issuer: str = Field(
+        "",
+        description="Address of an OpenID Connect provider, such as https://login.example.org/realms/research. The "
+        "login page then offers to sign in there. Needs the extra `oidc`. Empty: passwords only.",
+    )
+    oidc_client_id: str = Field(
+        "", validate_default=True, description="The id under which the provider knows this server."
+    )
+    oidc_client_secret: SecretStr = Field(SecretStr(""), description="The secret of MILLM_OIDC_CLIENT_ID.")
+    oidc_name: str = Field("single sign-on", min_length=1, description="Name of the provider on the login page.")
+    oidc_scope: str = Field("openid profile email", description="Scopes that the provider is asked for.")
+    oidc_groups_claim: str = Field(
+        "groups", min_length=1, description="Claim with a person's groups, in the id token or the userinfo."
+    )
+    oidc_roles: Names = Field(
+        (),
+        validate_default=True,
+        description="Comma-separated pairs GROUP=ROLE: the provider's group, and the group here that its members get, "
+        "such as ml-team=Researchers,compliance=Auditors,ops=Admins. Set at each sign-in; people without any are "
+        "refused.",
     )
 
     database_url: SecretStr = Field(
@@ -337,11 +363,17 @@ class Environment(BaseSettings):
         description="Seconds in which running requests can finish after SIGTERM or Ctrl-C.",
     )
 
+    engine: Literal["thread", "process"] = Field(
+        "thread",
+        description="Where models run. `thread`: in the server's process. `process`: in a process of its own, which "
+        "the server starts again if it ends, so that a crash or Python's lock in one does not stop the other.",
+    )
     engine_stall_seconds: Seconds = Field(
         300.0,
         description="Seconds without a heartbeat of the engine thread, while it has work, after which it counts as "
-        "hung: all requests fail, /health returns 503 and `manage.py serve` exits with an error. Must be longer than "
-        "the longest step of the slowest model; loading a model does not count.",
+        "hung: all requests fail, /health returns 503 and `manage.py serve` exits with an error; with "
+        "MILLM_ENGINE=process the engine's process is started again instead. Must be longer than the longest step of "
+        "the slowest model; loading a model does not count.",
     )
 
     list_profiles: bool = Field(
@@ -363,6 +395,12 @@ class Environment(BaseSettings):
     max_batch_size: int = Field(16, ge=1, le=4_096, description="Maximum number of sequences in a batch.")
     max_waiting_requests: int = Field(64, ge=1, description="Maximum number of queued sequences; further ones get 503.")
     max_prefill_tokens: int = Field(512, ge=1, description="Maximum prompt tokens computed in one step.")
+    min_prefill_tokens: int = Field(
+        0,
+        ge=0,
+        description="MILLM_MAX_STALL_FACTOR never lowers the prompt tokens of a step below this number. 0: 16 on a "
+        "CPU, 512 on a GPU, where they cost hardly more than one.",
+    )
     max_stall_factor: float = Field(
         2.0,
         ge=0,
@@ -412,7 +450,8 @@ class Environment(BaseSettings):
     )
     attention_kernel: Literal["auto", "torch"] = Field(
         "auto",
-        description="Attention on a GPU. `auto`: torch's flash kernel where it works; `torch`: plain operations.",
+        description="Attention on a GPU. `auto`: the Triton kernel or torch's flash kernel, where one of them works; "
+        "`torch`: plain operations.",
     )
     cuda_graphs: Literal["auto", "off"] = Field(
         "auto", description="CUDA graphs. `auto`: capture and replay decode steps of batch sizes that repeat."
@@ -571,7 +610,7 @@ class Environment(BaseSettings):
     def _absolute(cls, value: Path) -> Path:
         return (PROJECT_DIR / value.expanduser()).resolve()
 
-    @field_validator("allowed_hosts", "cors_origins", "model_roots", "trusted_proxies", mode="before")
+    @field_validator("allowed_hosts", "cors_origins", "model_roots", "oidc_roles", "trusted_proxies", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         if isinstance(value, str):
@@ -608,6 +647,33 @@ class Environment(BaseSettings):
     def _public(cls, value: str) -> str:
         """Return the origin as browsers write it: in lower case, without a default port and a slash."""
         return public_origin(value) if value else ""
+
+    @field_validator("oidc_issuer")
+    @classmethod
+    def _issuer(cls, value: str) -> str:
+        is_local = value.startswith("http://") and urlsplit(value).hostname in {"127.0.0.1", "localhost", "::1"}
+        if value and not value.startswith("https://") and not is_local:
+            raise ValueError("must start with https://, or be on this machine")
+        if value and not all(map(find_spec, OIDC_PACKAGES)):
+            raise ValueError("needs the extra `oidc`: pip install '.[oidc]' -c constraints.txt")
+        return value.rstrip("/")
+
+    @field_validator("oidc_client_id")
+    @classmethod
+    def _known_client(cls, value: str, info: ValidationInfo) -> str:
+        if info.data.get("oidc_issuer") and not value:
+            raise ValueError("must be set, because MILLM_OIDC_ISSUER is")
+        return value
+
+    @field_validator("oidc_roles")
+    @classmethod
+    def _pairs(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        if info.data.get("oidc_issuer") and not value:
+            raise ValueError("must name the groups whose members may sign in, because MILLM_OIDC_ISSUER is set")
+        for pair in value:
+            if not all(pair.rpartition("=")):
+                raise ValueError(f"must be pairs such as ml-team=Researchers, not {pair!r}")
+        return value
 
     @field_validator("auth")
     @classmethod

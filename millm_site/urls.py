@@ -9,7 +9,9 @@ from django.urls import include, path
 from django.views.decorators.http import condition, require_safe
 from django.views.generic import RedirectView
 
+from console import single_sign_on
 from console.playground import answers
+from console.studio import answers as studio_answers
 from management_api.openapi import document_json, document_tag
 from millm_site.http import health, metrics
 from openai_api.analysis.page import explain_logged
@@ -58,9 +60,14 @@ urlpatterns = [
     path("admin/playground/explain", answers.explain, name="playground-explain"),
     path("admin/openai_api/requestlog/<str:object_id>/explain", explain_logged, name="request-explain"),
     path("admin/playground/inspect", answers.inspect, name="playground-inspect"),
+    path("admin/studio/chat", studio_answers.ask_chat, name="studio-chat"),
+    path("admin/studio/completion", studio_answers.ask_completion, name="studio-completion"),
+    path("admin/studio/inspect", studio_answers.inspect, name="studio-inspect"),
     path(f"{_DRAFT}/chat", answers.preview_chat, name="draft-chat"),
     path(f"{_DRAFT}/completion", answers.preview_completion, name="draft-completion"),
     path(f"{_DRAFT}/inspect", answers.preview_inspect, name="draft-inspect"),
+    path("admin/login/sso", single_sign_on.begin, name="single-sign-on"),
+    path("admin/login/sso/callback", single_sign_on.finish, name="single-sign-on-callback"),
     path("admin/", admin.site.urls),
     path("v1/", include("openai_api.routes")),
     path("", include(root_urlpatterns)),

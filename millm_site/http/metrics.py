@@ -80,7 +80,7 @@ def _engine_metrics(stats: EngineStats) -> Iterator[Metric]:
     yield state
     yield GaugeMetricFamily("millm_engine_up", "1 if the engine accepts requests.", value=float(stats.is_up))
     yield CounterMetricFamily(
-        "millm_engine_restarts", "Engine threads that crashed and were replaced.", value=stats.restarts
+        "millm_engine_restarts", "Engine threads or processes that crashed and were replaced.", value=stats.restarts
     )
 
 

@@ -59,9 +59,14 @@ class Command(runserver.Command):
 
         self.server = site_server(listener, self.log_action, ollama=ollama)
         text = welcome(url_of(listener), None, ollama_url="" if ollama is None else url_of(ollama))
-        self.server.run(with_signals=not options["use_reloader"], on_ready=lambda: self.stdout.write(text))
+        self.server.run(with_signals=not options["use_reloader"], on_ready=lambda: self.say(text))
         if not options["use_reloader"]:
             self._stop_rest()
+
+    def say(self, text: str) -> None:
+        """Print and flush, because the output may be a pipe or a file."""
+        self.stdout.write(text)
+        self.stdout.flush()
 
     def log_action(self, protocol: str, action: str, details: dict[str, Any]) -> None:
         if protocol == "http":
