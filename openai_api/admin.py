@@ -1,4 +1,7 @@
-"""Admin pages of daily key usage. Keys: :mod:`openai_api.keys.admin`; the log: :mod:`openai_api.request_log.admin`."""
+"""Admin pages of daily key usage.
+
+Keys: :mod:`openai_api.keys.admin`; the log: :mod:`openai_api.request_log.pages.admin`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from openai_api.keys.admin import ApiKeyAdmin
 from openai_api.keys.services import visible_days
 from openai_api.media.admin import VideoAdmin, VoiceAdmin
 from openai_api.models import KeyDay
-from openai_api.request_log.admin import LogAccessAdmin, RequestLogAdmin
+from openai_api.request_log.pages.admin import LogAccessAdmin, RequestLogAdmin
 
 __all__ = ("ApiKeyAdmin", "KeyDayAdmin", "LogAccessAdmin", "RequestLogAdmin", "VideoAdmin", "VoiceAdmin")  # found here
 

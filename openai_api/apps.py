@@ -33,7 +33,7 @@ class OpenaiApiConfig(AppConfig):
                 "Replay of a request",
                 run="openai_api.request_log.replay:run_replay",
                 result_permission="openai_api.view_prompt_text",
-                show="openai_api.request_log.replay_pages:replayed_html",
+                show="openai_api.request_log.pages.replay:replayed_html",
                 lane=Lane.INTERACTIVE,
             )
         )

@@ -287,6 +287,9 @@ class RequestLog(models.Model):
             ),
             models.Index(fields=("status", "-created_at"), name="log_status_time"),
             models.Index(fields=("endpoint", "-created_at"), name="log_endpoint_time"),
+            models.Index(
+                fields=("source", "-created_at"), condition=~models.Q(source="client"), name="log_source_time"
+            ),
             models.Index(fields=("total_ms",), name="log_duration"),
             models.Index(fields=("user", "-created_at"), condition=~models.Q(user=""), name="log_user_time"),
             models.Index(

@@ -28,10 +28,14 @@ class SavedSearch(models.Model):
 
 
 class LogAccess(models.Model):
-    """A user read, searched, exported or replayed logged texts. Names instead of keys: it outlives its objects."""
+    """A user read, searched, exported or replayed logged texts. Names instead of keys: it outlives its objects.
+
+    An access to excerpts of many requests has their ids in ``detail``, as ``requests``.
+    """
 
     class Act(models.TextChoices):
         READ = "read", "read a request's text"
+        LIST = "list", "listed texts"
         SEARCH = "search", "searched texts"
         EXPORT = "export", "exported"
         REPLAY = "replay", "replayed a request"

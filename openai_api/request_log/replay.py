@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -94,6 +95,27 @@ def read_row(row: RequestLog, profile: str = AS_LOGGED, *, viewer: int | None = 
     selection = SteeringSelection(_reference(row, profile), intensity, inline, viewer=viewer)
     body |= {"model": row.model, "messages" if row.endpoint == CHAT else "prompt": _prompt(row)}
     return Replay(row, body, selection)
+
+
+MAX_COMMAND = 64 * 1024  # characters of a prompt; a shell limits the length of an argument
+
+
+def curl_command(row: RequestLog, *, origin: str) -> str:
+    """Return a shell command, in ASCII, that sends the request again. Raises ReplayError where the log lacks data."""
+    if len(row.prompt) > MAX_COMMAND or row.profile.endswith(DRAFT):
+        raise ReplayError("The prompt is too long for a command, or the request was the preview of a draft.")
+    body = read_row(row).body
+    body |= {name: row.parameters[name] for name in ("steering", "steering_intensity") if name in row.parameters}
+    if row.profile not in ("", INLINE):
+        body["profile"] = row.profile
+    if row.stream:
+        body["stream"] = True
+    options = "-N " if row.stream else ""
+    key = ' \\\n  -H "Authorization: Bearer $MILLM_API_KEY"' if row.key_prefix else ""
+    return (
+        f"curl {options}{shlex.quote(origin + row.endpoint)} \\\n  -H 'Content-Type: application/json'{key} \\\n"
+        f"  -d {shlex.quote(json.dumps(body))}\n"
+    )
 
 
 def _lacks_vectors(inline: Any) -> bool:

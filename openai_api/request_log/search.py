@@ -15,10 +15,11 @@ from core.pagination import Cursor, KeysetPage
 from openai_api.models import RequestLog
 from openai_api.request_id import request_id_of
 from openai_api.request_log.models import LogWords, search_query
+from openai_api.request_log.summary import CLIENT_DISCONNECTED
 
 OTHERS = "-"  # prefix of an endpoint: requests to any other
 NONE = "none"  # instead of a profile or a key: requests without one
-CLIENT_LEFT = Q(error_code="client_disconnected")
+CLIENT_LEFT = Q(error_code=CLIENT_DISCONNECTED)
 OUTCOMES = {
     "ok": ("succeeded", Q(status__lt=400, error_code="")),
     "failed": ("failed in the stream", Q(status__lt=400) & ~Q(error_code="") & ~CLIENT_LEFT),

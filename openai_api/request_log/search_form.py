@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlencode
 
 from django import forms
 from django.db.models import Q
@@ -12,20 +15,40 @@ from django.utils import timezone
 from inference.models import LanguageModel
 from openai_api.keys.record import KEY_START, PREFIX_LENGTH, STATIC_PREFIX, STATIC_PREFIX_LENGTH
 from openai_api.models import ApiKey, RequestLog
+from openai_api.request_id import ANSWERS, REQUEST
 from openai_api.request_log.models import MAX_SEARCH, has_words
 from openai_api.request_log.search import LAST, NONE, OTHERS, OUTCOMES, SOURCES, LogSearch
-from openai_api.request_log.summary import ROOT
+from openai_api.request_log.summary import ROOT, visible_text
 from steering.models import SteeringProfile
 
 MAX_OFFERED = 200  # suggestions beside a field; others can be typed
 ANY = ("", "any")
 CURSORS = ("before", "after")
+TIME = {"type": "datetime-local", "step": "1"}  # to the second
+BAR = {"type": "search", "class": "log-bar"}
+_ID = re.compile(rf"({'|'.join(map(re.escape, (REQUEST, *ANSWERS)))})[\w.:-]+")
 
 
 def is_prefix(value: str) -> bool:
     """Return whether the text is the prefix of a secret, as pages show it."""
     is_static = value.startswith(STATIC_PREFIX) and len(value) == STATIC_PREFIX_LENGTH
     return is_static or (value.startswith(KEY_START) and len(value) == PREFIX_LENGTH)
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """An active filter, with the query string of the search without it."""
+
+    label: str
+    value: str
+    query: str
+
+
+def _with_id(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the data, with an id that was entered as words as the id."""
+    found = {name: data[name] for name in data}
+    text = str(found.get("text") or "").strip()
+    return {**found, "text": "", "id": text} if _ID.fullmatch(text) and not found.get("id") else found
 
 
 class SearchForm(forms.Form):
@@ -35,14 +58,13 @@ class SearchForm(forms.Form):
         label="Words",
         required=False,
         max_length=MAX_SEARCH,
-        help_text='Words in the prompt or answer, "phrases", or, -exclude. Only the start and end of very long '
-        "texts are searched.",
+        help_text='"phrases", or, -exclude. Only the start and end of very long texts are searched.',
     )
     last = forms.ChoiceField(
         label="Time", required=False, choices=[ANY, *((name, title) for name, (title, _) in LAST.items())]
     )
-    since = forms.DateTimeField(required=False, widget=forms.DateTimeInput(attrs={"type": "datetime-local"}))
-    until = forms.DateTimeField(required=False, widget=forms.DateTimeInput(attrs={"type": "datetime-local"}))
+    since = forms.DateTimeField(required=False, widget=forms.DateTimeInput(attrs=TIME))
+    until = forms.DateTimeField(required=False, widget=forms.DateTimeInput(attrs=TIME))
     model = forms.CharField(required=False, max_length=200)
     profile = forms.CharField(required=False, max_length=200, help_text="name, name@version or none")
     key = forms.CharField(label="API key", required=False, max_length=100, help_text="name, prefix or none")
@@ -51,7 +73,7 @@ class SearchForm(forms.Form):
     source = forms.ChoiceField(
         required=False,
         choices=[("", "clients and batches"), *((name, title) for name, (title, _) in SOURCES.items())],
-        help_text='The console is the playground, previews and "Try it".',
+        help_text='Console: playground, previews and "Try it".',
     )
     outcome = forms.ChoiceField(
         required=False, choices=[ANY, *((name, title) for name, (title, _) in OUTCOMES.items())]
@@ -63,13 +85,45 @@ class SearchForm(forms.Form):
     id = forms.CharField(label="Id starts with", required=False, max_length=64, help_text="of the request or response")
 
     def __init__(self, data: Mapping[str, Any] | None, *, sees_text: bool) -> None:
-        super().__init__(data or {}, auto_id="log-%s")
+        super().__init__(_with_id(data or {}), auto_id="log-%s")
         self._sees_text = sees_text
         if not sees_text:
             del self.fields["text"]
+        self.fields[self.bar_name].widget = forms.TextInput(
+            {**BAR, "placeholder": "Words, or the start of an id" if sees_text else "Start of an id"}
+        )
         self.offers = {name: f"log-{name}-offers" for name in ("model", "profile", "key") if name in self.fields}
         for name, place in self.offers.items():
             self.fields[name].widget.attrs["list"] = place
+
+    @property
+    def bar_name(self) -> str:
+        return "text" if self._sees_text else "id"
+
+    @property
+    def bar(self) -> forms.BoundField:
+        """Return the field of the search bar."""
+        return self[self.bar_name]
+
+    @property
+    def filters(self) -> list[forms.BoundField]:
+        return [self[name] for name in self.fields if name != self.bar_name]
+
+    @property
+    def hides_console(self) -> bool:
+        return not (self.conditions.get("source") or self.conditions.get("id"))
+
+    def chips(self) -> Iterator[Chip]:
+        """Yield the active filters; removing the last one shows requests of the console too."""
+        conditions = self.conditions
+        for name, value in conditions.items():
+            field = self.fields[name]
+            choices = dict(field.choices) if isinstance(field, forms.ChoiceField) else {}  # type: ignore[arg-type]
+            shown = choices.get(value, value)
+            others = {other: text for other, text in conditions.items() if other != name}
+            yield Chip(str(field.label or name.capitalize()), visible_text(str(shown)), f"?{urlencode(others)}")
+        if self.hides_console:
+            yield Chip("Hidden", "console", f"?{urlencode({**conditions, 'source': 'all'})}")
 
     @property
     def conditions(self) -> dict[str, str]:

@@ -1,11 +1,10 @@
-"""A logged request as one line: times, phases and text made safe to show."""
+"""Times, phases and names of a logged request, made safe to show."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -120,45 +119,15 @@ def _steps(row: RequestLog, found: list[Phase]) -> SafeString:
     )
 
 
+CLIENT_DISCONNECTED = "client_disconnected"
 ROOT = "/v1/"  # common to all endpoints, so the list omits it
 
 
-@dataclass(frozen=True, slots=True)
-class LogLine:
-    """A line of the list. It contains no client text except names, whose control characters are made visible."""
-
-    pk: str
-    time: str
-    model: str
-    profile: str
-    endpoint: str
-    outcome: str
-    is_bad: bool
-    tokens: str
-    took: str
-    key: str
-    user: str
-
-    @classmethod
-    def of(cls, row: RequestLog) -> LogLine:
-        return cls(
-            pk=row.pk,
-            time=utc_text(row.created_at),
-            model=visible_text(row.model),
-            profile=visible_text(row.profile),
-            endpoint=row.endpoint.removeprefix(ROOT),
-            outcome=f"{row.status} {visible_text(row.error_code or row.finish_reason)}",
-            is_bad=row.status >= 400 or bool(row.error_code),
-            tokens=tokens_text(row),
-            took=f"{milliseconds(row.ttft_ms, beside=row.total_ms)} / {milliseconds(row.total_ms)}",
-            key=key_text(row),
-            user=visible_text(row.user),
-        )
-
-
-def utc_text(at: datetime) -> str:
-    """Format the time to the second, for comparison with other machines' logs."""
-    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+def badge_of(row: RequestLog) -> str:
+    """Return the class of the status badge."""
+    if row.error_code == CLIENT_DISCONNECTED:
+        return "badge-warn"
+    return "badge-bad" if row.status >= 400 or row.error_code else "badge-good"
 
 
 def key_text(row: RequestLog) -> str:

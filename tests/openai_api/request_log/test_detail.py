@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import html
 import json
 import re
+import shlex
 import time
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -14,6 +17,7 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.test import Client
 
+from core.text import clean_text
 from inference.models import LanguageModel
 from openai_api.models import LogAccess, RequestLog
 from openai_api.request_log.access import record_access
@@ -77,7 +81,7 @@ def test_ids_of_clients_lead_to_their_row(auditor: Client, number: int):
     pk = {1: "a/b?c#d", 2: "x y+z%41", 3: "_5F'\"<b>"}[number]
     row(1, id=pk)
     page = auditor.get(LOG)
-    (link,) = re.findall(r'<th scope="row"[^>]*><a href="([^"]+)"', page.content.decode())
+    (link,) = re.findall(r'<th scope="row" class="field-request"><a href="([^"]+)"', page.content.decode())
     found = auditor.get(link.replace("&#x27;", "'").replace("&amp;", "&"))
     assert found.status_code == 200
     assert found.context["original"].pk == pk
@@ -226,7 +230,7 @@ def test_the_receipt_and_what_was_logged_are_shown(auditor: Client):
         parameters={"temperature": 0.5},
     )
     page = detail(auditor)
-    assert '<h4 class="log-role">user</h4><pre tabindex="0">line one\nline &lt;b&gt;two</pre>' in page
+    assert '<h3 class="log-role">user</h3><pre tabindex="0">line one\nline &lt;b&gt;two</pre>' in page
     effects = "layer 1 (resid_post): changed 75% of 4 tokens, by 31% of their norm on average"
     other = "&lt;b&gt;: changed 100% of 1 tokens, by an overflowing amount"
     assert f"applied at 5 of 5 steering points; {effects}; {other}; fingerprint abc, policies mild@2" in page
@@ -236,12 +240,14 @@ def test_the_receipt_and_what_was_logged_are_shown(auditor: Client):
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ('["one", "two"]', '#0</h4><pre tabindex="0">one</pre><h4 class="log-role">#1</h4><pre tabindex="0">two</pre>'),
+        ('["one", "two"]', '#1</h3><pre tabindex="0">two</pre>'),
+        ('{"instructions": "Be brief.", "input": "Hi"}', 'input</h3><pre tabindex="0">Hi</pre>'),
+        ('{"input": [{"role": "user", "content": "Hi"}, {"type": "function_call"}]}', "function_call</h3>"),
         ("[1, 2]", '<pre tabindex="0">[1, 2]</pre>'),
         ("[not json", '<pre tabindex="0">[not json</pre>'),
         ("[" * 100_000, '<pre tabindex="0">[[['),
         ("plain", '<pre tabindex="0">plain</pre>'),
-        ('[{"role": "user", "content": [{"type": "text", "text": "part"}]}]', "&quot;part&quot;"),
+        ('[{"role": "user", "content": [{"type": "text", "text": "part"}]}]', '<pre tabindex="0">part</pre>'),
         ('[{"role": "assistant", "content": null, "tool_calls": [1]}]', "&quot;tool_calls&quot;"),
     ],
     ids=lambda value: value[:20],
@@ -321,10 +327,195 @@ def test_replays_need_the_permission_for_texts():
 def test_the_row_of_a_request_that_has_just_ended_is_waited_for(auditor: Client, monkeypatch: pytest.MonkeyPatch):
     """It is written behind, and the link to it may be quicker."""
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: row(1))
-    monkeypatch.setattr("openai_api.request_log.admin.time", clock)
+    monkeypatch.setattr("openai_api.request_log.pages.admin.time", clock)
     assert "req_1" in detail(auditor)
 
 
 def test_a_row_that_does_not_exist_is_not_waited_for_long(auditor: Client, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("openai_api.request_log.admin.WRITING_S", 0.1)
+    monkeypatch.setattr("openai_api.request_log.pages.admin.WRITING_S", 0.1)
     assert auditor.get(f"{LOG}req_1/change/").status_code == 302
+
+
+def test_the_conversation_ends_with_the_answers(auditor: Client):
+    row(1, prompt=json.dumps([{"role": "user", "content": "Hi"}]), completion='["one", "two"]')
+    page = detail(auditor)
+    said = re.findall(r'<div class="log-message log-message-(\w+)"><h3 class="log-role">([^<]+)</h3>', page)
+    assert said == [("user", "user"), ("answer", "answer #0"), ("answer", "answer #1")]
+
+
+def links(page: str) -> dict[str, str]:
+    found = re.findall(r'<li><a href="([^"]+)"(?: rel="\w+")?>(Newer|Older|Back to results)</a></li>', page)
+    return {name: url.replace("&amp;", "&") for url, name in found}
+
+
+def test_a_request_leads_to_the_next_ones_of_the_search(auditor: Client):
+    row(1)
+    row(2, model="other")
+    row(3, source="console")
+    row(4)
+    row(5, model="other")
+    assert links(detail(auditor, "req_4")) == {
+        "Newer": f"{LOG}req_5F2/change/",
+        "Older": f"{LOG}req_5F5/change/",
+    }
+    assert "Newer" not in links(detail(auditor))
+    listed = auditor.get(LOG, {"model": "other"}).content.decode()
+    newest = re.findall(r'<th scope="row" class="field-request"><a href="([^"]+)"', listed)[0]
+    page = auditor.get(newest).content.decode()
+    assert links(page) == {
+        "Older": f"{LOG}req_5F5/change/?_changelist_filters=model%3Dother",
+        "Back to results": f"{LOG}?model=other",
+    }
+    assert links(auditor.get(f"{LOG}req_4/change/?_changelist_filters=junk%3D1").content.decode()).keys() == {
+        "Newer",
+        "Older",
+    }
+
+
+def test_a_search_by_words_leads_back_to_its_results_only(auditor: Client, watcher: Client):
+    row(1, prompt="the sea")
+    row(2, prompt="the sea")
+    url = f"{LOG}req_2/change/?_changelist_filters=text%3Dsea"
+    assert links(auditor.get(url).content.decode()) == {"Back to results": f"{LOG}?text=sea"}
+    assert links(watcher.get(url).content.decode()) == {"Newer": f"{LOG}req_5F1/change/"}
+
+
+def command(page: str) -> str:
+    found = re.search(r'<pre id="log-curl" tabindex="0">(.*?)</pre>', page, re.DOTALL)
+    return html.unescape(found[1]) if found else ""
+
+
+def test_a_request_is_copied_as_curl(auditor: Client):
+    prompt = "it's <b>\u202e\U0001f600</b>"
+    row(
+        1,
+        prompt=json.dumps([{"role": "user", "content": prompt}]),
+        profile="gloomy@3",
+        stream=True,
+        key_prefix="sk-millm-abc",
+        parameters={"temperature": 0.5, "ignored": ["x"], "token_record": []},
+    )
+    shown = command(detail(auditor))
+    assert shown.isascii()
+    name, _, url, *options = shlex.split(shown)
+    assert (name, url) == ("curl", "http://testserver/v1/chat/completions")
+    assert "Authorization: Bearer $MILLM_API_KEY" in options
+    assert json.loads(options[-1]) == {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": prompt}],
+        "profile": "gloomy@3",
+        "temperature": 0.5,
+        "stream": True,
+    }
+
+
+def studio_state(page: str) -> Any:
+    found = re.search(r'href="/admin/studio/#([\w-]+)">Open in studio', page)
+    return None if found is None else json.loads(base64.urlsafe_b64decode(found[1] + "=" * (-len(found[1]) % 4)))
+
+
+def test_a_chat_is_opened_in_the_studio():
+    client = client_of(staff("sam", *SEES_TEXT, "use_playground"))
+    said = [
+        {"role": "system", "content": "Rhyme."},
+        {"role": "user", "content": "hi \u202e<b>"},
+        {"role": "assistant", "content": "ho"},
+        {"role": "user", "content": [{"type": "text", "text": "And?"}]},
+    ]
+    settings = {"seed": 3, "temperature": 0.5, "max_tokens": 9, "top_p": 0.9}
+    row(1, prompt=json.dumps(said), completion="x", profile="gloomy@2", parameters=settings)
+    assert studio_state(detail(client)) == {
+        "model": "tiny",
+        "profile": "gloomy@2",
+        "prompts": ["hi \u202e<b>", "And?"],
+        "system": "Rhyme.",
+        "seed": 3,
+        "max_tokens": 9,
+        "temperature": 0.5,
+    }
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"endpoint": "/v1/embeddings"},
+        {"prompt": json.dumps([{"role": "user", "content": "hi"}, {"role": "tool", "content": "5"}])},
+        {"prompt": json.dumps([{"role": "user", "content": "x" * 20_000}])},
+        {"prompt": "hi"},
+        {"prompt": "", "completion": "only"},
+    ],
+)
+def test_what_the_studio_cannot_hold_does_not_lead_there(fields: dict[str, Any]):
+    client = client_of(staff("sam", *SEES_TEXT, "use_playground"))
+    row(1, **{"prompt": json.dumps([{"role": "user", "content": "hi"}]), **fields})
+    assert studio_state(detail(client)) is None
+
+
+def test_the_studio_is_for_those_who_may_use_it(auditor: Client):
+    row(1, prompt=json.dumps([{"role": "user", "content": "hi"}]), profile="studio@draft")
+    assert studio_state(detail(auditor)) is None
+    client = client_of(staff("sam", *SEES_TEXT, "use_playground"))
+    assert studio_state(detail(client))["profile"] is None
+    assert studio_state(detail(client_of(staff("tim", *SEES_ROWS, "use_playground")))) is None
+
+
+@pytest.mark.parametrize(
+    "fields", [{"endpoint": "/v1/embeddings"}, {"prompt": "sha256:1"}, {"profile": "a@draft"}, {"prompt": "x" * 70_000}]
+)
+def test_what_cannot_be_sent_again_is_no_command(auditor: Client, fields: dict[str, Any]):
+    row(1, **{"prompt": "hello", **fields})
+    assert command(detail(auditor)) == ""
+
+
+def test_without_the_permission_there_is_no_conversation(watcher: Client):
+    row(1, prompt="SECRET-1", completion="SECRET-2")
+    page = detail(watcher)
+    assert "SECRET" not in page
+    assert "log-message" not in page
+    assert command(page) == ""
+    assert "Visible to users who can view request texts." in page
+
+
+def turn(number: int, previous: str = "", **fields: Any) -> RequestLog:
+    parameters = {"previous_response_id": previous} if previous else {}
+    texts = {"prompt": f"question {number}", "completion": f"answer {number}"}
+    return row(number, endpoint="/v1/responses", parameters=parameters, **{**texts, **fields})
+
+
+def test_earlier_turns_of_a_chain_of_responses_are_joined(auditor: Client, watcher: Client):
+    turn(3)
+    turn(2, "resp_3")
+    turn(1, "resp_2")
+    page = detail(auditor)
+    assert "2 earlier turns" in page
+    assert [page.index(f"question {number}") for number in (3, 2, 1)] == sorted(
+        page.index(f"question {number}") for number in (1, 2, 3)
+    )
+    assert f'href="{LOG}req_5F3/change/"' in page
+    listed = LogAccess.objects.get(act="list")
+    assert listed.detail == {"requests": ["req_3", "req_2"]}
+    assert "earlier turn" not in detail(watcher)
+
+
+@pytest.mark.parametrize(
+    ("previous", "fields"),
+    [
+        ("resp_1", {}),
+        ("resp_9", {}),
+        ("a\ud800b", {}),
+        ("resp_2", {"status": 404}),
+        ("x" * 5_000, {}),
+    ],
+    ids=["itself", "missing", "surrogate", "refused", "long"],
+)
+def test_a_chain_ends_where_the_log_knows_no_more(auditor: Client, previous: str, fields: dict[str, Any]):
+    turn(2)
+    turn(1, clean_text(previous), **fields)
+    assert "earlier turn" not in detail(auditor)
+    assert not LogAccess.objects.filter(act="list").exists()
+
+
+def test_a_chain_that_closes_ends(auditor: Client):
+    turn(1, "resp_2")
+    turn(2, "resp_1")
+    assert "1 earlier turn<" in detail(auditor)

@@ -12,7 +12,7 @@ from django.utils import timezone
 from jobs.models import Job
 from openai_api.apps import REPLAY
 from openai_api.models import RequestLog
-from openai_api.request_log.replay_pages import replayed_html, verdict
+from openai_api.request_log.pages.replay import replayed_html, verdict
 
 pytestmark = pytest.mark.django_db
 EVIL = "<script>alert(1)</script>"

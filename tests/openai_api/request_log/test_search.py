@@ -13,8 +13,8 @@ from django.test.utils import CaptureQueriesContext
 
 from openai_api.keys.services import create_api_key, delete_api_keys, rotate_api_key
 from openai_api.models import ApiKey, LogAccess, RequestLog
+from openai_api.request_log.pages.search import PAGE_SIZE
 from openai_api.request_log.search import OUTCOMES
-from openai_api.request_log.search_pages import PAGE_SIZE
 from tests.openai_api.request_log.conftest import LOG, client_of, staff
 from tests.openai_api.request_log.rows import row, rows
 
@@ -106,7 +106,8 @@ def test_what_pages_of_the_console_asked_is_hidden_until_it_is_asked_for(
     row(3, source="job")
     page = auditor.get(LOG, query)
     assert found(page) == expected
-    assert ("Requests from the console are hidden." in page.content.decode()) == (not query.keys() & {"source", "id"})
+    chips = [(chip.label, chip.value) for chip in page.context["chips"]]
+    assert (("Hidden", "console") in chips) == (not query.keys() & {"source", "id"})
 
 
 def test_a_source_that_there_is_not_is_refused(auditor: Client):
@@ -205,28 +206,26 @@ def test_pages_lead_to_each_other(auditor: Client):
     assert [line.pk for line in back.context["lines"]] == seen[PAGE_SIZE : 2 * PAGE_SIZE]
 
 
-def test_nothing_is_counted_or_passed_over_and_no_text_is_fetched(auditor: Client):
+def test_nothing_is_counted_or_passed_over_and_no_text_is_fetched_whole(auditor: Client):
     rows(PAGE_SIZE + 5)
     older = auditor.get(LOG).context["older"]
     for query in ("", older, "?outcome=ok&text=word"):
         with CaptureQueriesContext(connection) as queries:
             page = auditor.get(LOG + query)
         assert page.status_code == 200
-        texts = [
-            q["sql"] for q in queries if '"openai_api_requestlog"' in q["sql"] and not q["sql"].startswith("EXPLAIN")
-        ]
-        assert len(texts) == 1
-        assert "COUNT(" not in texts[0]
-        assert "OFFSET" not in texts[0]
-        assert '"prompt"' not in texts[0].split("FROM")[0]
-        assert "completion" not in texts[0].split("FROM")[0].replace("completion_tokens", "")
+        listed = [q["sql"] for q in queries if '"openai_api_requestlog"' in q["sql"] and "DESC LIMIT 51" in q["sql"]]
+        assert len(listed) == 1
+        assert "COUNT(" not in listed[0]
+        assert "OFFSET" not in listed[0]
+        assert '"prompt"' not in listed[0].split("FROM")[0]
+        assert "completion" not in listed[0].split("FROM")[0].replace("completion_tokens", "")
 
 
 def test_queries_do_not_grow_with_rows(auditor: Client, django_assert_max_num_queries: Any, admin_user: User):
     key = create_api_key(name="laptop", owner=admin_user).api_key
     rows(PAGE_SIZE + 5, api_key=key)
     auditor.get(LOG)
-    with django_assert_max_num_queries(11):
+    with django_assert_max_num_queries(13):
         auditor.get(LOG)
 
 
@@ -260,13 +259,21 @@ def test_words_are_searched_by_those_only_who_may_see_texts(watcher: Client, que
 
 def test_searches_of_texts_are_in_the_trail(auditor: Client):
     rows(PAGE_SIZE + 1, prompt="the sea")
-    auditor.get(LOG, {"model": "tiny"})
-    assert not LogAccess.objects.exists()
     page = auditor.get(LOG, {"text": "sea"})
-    auditor.get(LOG + page.context["older"])
     access = LogAccess.objects.get()
-    assert (access.act, access.username) == ("search", "auditor")
-    assert access.detail == {"conditions": {"text": "sea"}}
+    assert (access.act, access.username, access.num_rows) == ("search", "auditor", PAGE_SIZE)
+    assert access.detail == {
+        "conditions": {"text": "sea"},
+        "requests": [f"req_{number}" for number in range(PAGE_SIZE)],
+    }
+    auditor.get(LOG + page.context["older"])
+    older = LogAccess.objects.exclude(pk=access.pk).get()
+    assert (older.act, older.detail["requests"]) == ("list", [f"req_{PAGE_SIZE}"])
+
+
+def test_searches_that_find_nothing_are_in_the_trail(auditor: Client):
+    auditor.get(LOG, {"text": "sea"})
+    assert LogAccess.objects.get().detail == {"conditions": {"text": "sea"}}
 
 
 def test_the_list_takes_no_posts(admin_client: Client):
@@ -331,3 +338,13 @@ def test_few_failures_among_many_answers_have_an_index():
             cursor.execute(f"SET LOCAL enable_{plan} = off")
     failed = RequestLog.objects.filter(OUTCOMES["failed"][1]).order_by("-created_at", "-id")[:50]
     assert "log_failed_time" in failed.explain()
+
+
+def test_saved_searches_are_links_and_the_current_one_is_marked(auditor: Client):
+    row(1)
+    query = urlencode({"outcome": "ok", "model": "tiny", "user": "ann"})
+    auditor.post(f"{LOG}searches/add/", {"name": "<b>good</b>", "query": query})
+    (search,) = auditor.get(LOG).context["searches"]
+    page = auditor.get(f"{LOG}?{search.query}").content.decode()
+    assert 'aria-current="page">&lt;b&gt;good&lt;/b&gt;</a>' in page
+    assert 'aria-current="page">All requests</a>' in auditor.get(LOG).content.decode()

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from django.contrib.admin.utils import quote
 from django.contrib.auth.models import User
+from django.db.models import QuerySet
 from django.template.loader import render_to_string
 from django.urls import NoReverseMatch, reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
+from core.pagination import ByTime
+from core.times import utc_text
 from inference.interventions import site_label
 from openai_api.models import RequestLog
+from openai_api.request_id import request_id_of
 from openai_api.request_log.entry import TOKENS
+from openai_api.request_log.pages.messages import Message, messages
 from openai_api.request_log.summary import key_text, visible_text
 from steering.models import Feature, ProfileVersion, WatchEvent
 from steering.profiles.display import changes_since_previous, edits_table
@@ -24,43 +32,92 @@ from steering.profiles.snapshot import DRAFT
 MAX_EVENTS = 100
 
 
-def pretty_json(value: Any) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True)
+PREVIOUS = "previous_response_id"
+ROLES = ("system", "developer", "user", "assistant", "tool")  # those with a look of their own
 
 
-def conversation(text: str) -> SafeString:
-    """Render a chat's messages by role, several texts by number, anything else as it is."""
-    if not text:
-        return format_html("{}", "-")
+def conversation(row: RequestLog) -> SafeString:
+    """Render the messages of the prompt, then the answer or answers."""
+    answers = messages(row.completion)
+    said = [*messages(row.prompt), *(Message(f"answer {answer.role}".strip(), answer.text) for answer in answers)]
+    return format_html_join("", "{}", ((message_html(message),) for message in said))
+
+
+STUDIO_SETTINGS = ("seed", "max_tokens", "temperature")
+MAX_ADDRESS = 16_000  # characters of the studio's state, as in its scripts
+
+
+def studio_url(row: RequestLog) -> str:
+    """Return the address of the studio with the request's profile, prompts and settings; "" if it has no room for them.
+
+    They are behind "#", which browsers do not send, so that texts do not reach the logs of servers.
+    """
+    said = messages(row.prompt)
+    if row.endpoint != "/v1/chat/completions" or not {each.role for each in said} <= {"system", "user", "assistant"}:
+        return ""
+    prompts = [each.text for each in said if each.role == "user"]
+    state = {
+        "model": row.model,
+        "profile": row.profile if re.fullmatch(r"[\w-]+@\d+", row.profile) else None,
+        "prompts": prompts,
+        "system": "\n".join(each.text for each in said if each.role == "system"),
+        **{name: row.parameters[name] for name in STUDIO_SETTINGS if row.parameters.get(name) is not None},
+    }
+    text = json.dumps(state).encode()
+    packed = base64.urlsafe_b64encode(text).decode().rstrip("=")
+    url = f"{reverse('admin:console_studio')}#{packed}"
+    return url if prompts and len(packed) <= MAX_ADDRESS else ""
+
+
+MAX_TURNS = 20
+
+
+def earlier_turns(row: RequestLog) -> list[RequestLog]:
+    """Return the requests whose responses this one continues (`previous_response_id`), the oldest first."""
+    turns: list[RequestLog] = []
+    seen = {row.pk}
+    while row.status < 400 and len(turns) < MAX_TURNS and isinstance(row.parameters.get(PREVIOUS), str):
+        pk = request_id_of(row.parameters[PREVIOUS])
+        found = None if pk in seen else RequestLog.objects.filter(pk=pk).first()
+        if found is None:
+            break
+        seen.add(pk)
+        turns.insert(0, row := found)
+    return turns
+
+
+def turns_html(turns: Iterable[RequestLog]) -> SafeString:
+    """Render earlier turns, each with a link to its request."""
     return format_html_join(
         "",
-        '<h4 class="log-role">{}</h4><pre tabindex="0">{}</pre>',
-        ((visible_text(role), visible_text(shown)) for role, shown in _blocks(text)),
+        '<section class="log-turn"><p class="log-at"><a href="{}">{}</a></p>{}</section>',
+        (
+            (
+                reverse("admin:openai_api_requestlog_change", args=[quote(turn.pk)]),
+                f"{utc_text(turn.created_at)} UTC",
+                conversation(turn),
+            )
+            for turn in turns
+        ),
     )
 
 
-def _blocks(text: str) -> Iterable[tuple[str, str]]:
-    value = _parsed(text)
-    if isinstance(value, list) and all(isinstance(item, dict) and "role" in item for item in value):
-        return [(str(item["role"]), _message_text(item)) for item in value]
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return [(f"#{number}", item) for number, item in enumerate(value)]
-    return [("", text)]
+def message_html(message: Message) -> SafeString:
+    role = "answer" if message.role.startswith("answer") else message.role
+    return format_html(
+        '<div class="log-message log-message-{}"><h3 class="log-role">{}</h3><pre tabindex="0">{}</pre></div>',
+        role if role in (*ROLES, "answer") else "other",
+        visible_text(message.role or "text"),
+        visible_text(message.text),
+    )
 
 
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text) if text.startswith("[") else None
-    except (ValueError, RecursionError):
-        return None
-
-
-def _message_text(message: dict[str, Any]) -> str:
-    """Return the content and any other fields of a message."""
-    content = message.get("content")
-    rest = {key: value for key, value in message.items() if key not in {"role", "content"} and value is not None}
-    shown = content if isinstance(content, str) else pretty_json(content) if content is not None else ""
-    return "\n".join(part for part in (shown, pretty_json(rest) if rest else "") if part)
+def neighbours(row: RequestLog, rows: QuerySet[RequestLog]) -> tuple[str | None, str | None]:
+    """Return the ids of the next newer and the next older of ``rows``. Two queries."""
+    order = ByTime("created_at")
+    position = order.position_of(row)
+    newer, older = order.newer_than(rows, position), order.older_than(rows, position)
+    return newer.values_list("pk", flat=True).first(), older.values_list("pk", flat=True).first()
 
 
 def profile_version(row: RequestLog) -> ProfileVersion | None:

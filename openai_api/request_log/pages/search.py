@@ -1,8 +1,10 @@
-"""The list of the request log: search form, keyset pages and saved searches."""
+"""The list of the request log: search form, keyset pages, excerpts and saved searches."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
 
@@ -16,13 +18,24 @@ from django.db.models import Q
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect, QueryDict
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
+from django.utils import timezone
 
 from core.pagination import ByTime, Cursor, CursorError, KeysetPage, keyset_page
+from core.times import ago_text, utc_text
 from openai_api.models import LogAccess, RequestLog, SavedSearch
 from openai_api.request_log.access import may_see_text, record_access
+from openai_api.request_log.pages.histogram import histogram
+from openai_api.request_log.pages.messages import Excerpt, fetch_excerpts
 from openai_api.request_log.search import LogSearch, lean, size_text
 from openai_api.request_log.search_form import CURSORS, SearchForm
-from openai_api.request_log.summary import LogLine
+from openai_api.request_log.summary import (
+    ROOT,
+    badge_of,
+    key_text,
+    milliseconds,
+    tokens_text,
+    visible_text,
+)
 
 MAX_OWN = 100
 MAX_NAME = 100
@@ -31,13 +44,61 @@ MAX_SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class ShownSearch:
-    """A saved search in the list; ``owner`` is "" for the user's own."""
+    """A saved search above the list, its conditions in the form's order; ``owner`` is "" for the user's own."""
 
     pk: int
     name: str
     query: str
     owner: str
     is_shared: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """A line of the list, with control characters of names made visible.
+
+    ``excerpt`` is None without texts, or without access to them.
+    """
+
+    pk: str
+    created_at: datetime
+    time: str
+    ago: str
+    model: str
+    profile: str
+    endpoint: str
+    source: str
+    status: int
+    outcome: str
+    badge: str
+    tokens: str
+    took: str
+    first_token: str
+    key: str
+    user: str
+    excerpt: Excerpt | None
+
+    @classmethod
+    def from_row(cls, row: RequestLog, now: datetime, excerpt: Excerpt | None) -> LogLine:
+        return cls(
+            pk=row.pk,
+            created_at=row.created_at,
+            time=utc_text(row.created_at),
+            ago=ago_text(row.created_at, now),
+            model=visible_text(row.model),
+            profile=visible_text(row.profile),
+            endpoint=row.endpoint.removeprefix(ROOT),
+            source=row.source,
+            status=row.status,
+            outcome=visible_text(row.error_code or row.finish_reason),
+            badge=badge_of(row),
+            tokens=tokens_text(row),
+            took=milliseconds(row.total_ms),
+            first_token="" if row.ttft_ms is None else milliseconds(row.ttft_ms, beside=row.total_ms),
+            key=key_text(row),
+            user=visible_text(row.user),
+            excerpt=excerpt,
+        )
 
 
 @transaction.atomic
@@ -72,7 +133,8 @@ def visible_searches(user: User) -> list[ShownSearch]:
 
 def _shown(search: SavedSearch, user: User) -> ShownSearch:
     owner = "" if search.owner_id == user.pk else search.owner.get_username()
-    return ShownSearch(search.pk, search.name, urlencode(search.conditions), owner, search.is_shared)
+    conditions = {name: search.conditions[name] for name in SearchForm.base_fields if name in search.conditions}
+    return ShownSearch(search.pk, search.name, urlencode(conditions), owner, search.is_shared)
 
 
 TEXTS = {
@@ -124,6 +186,7 @@ class SearchPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
             "offers": form.offered(),
             "searches": visible_searches(_user(request)),
             "conditions": form.conditions,
+            "chips": list(form.chips()),
             "query": urlencode(form.conditions),
             "may_export": self.has_export_permission(request),
             "sees_text": may_see_text(request.user),
@@ -144,17 +207,32 @@ class SearchPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
             page = search_page(search, before=request.GET.get("before", ""), after=request.GET.get("after", ""))
         except CursorError as error:
             return {"problems": [str(error)]}
-        if search.text and not any(request.GET.get(name) for name in CURSORS):
-            record_access(act=LogAccess.Act.SEARCH, user=_user(request), detail={"conditions": form.conditions})
+        now = timezone.now()
+        excerpts = self._excerpts(request, form, page.rows)
         return {
-            "lines": [LogLine.of(row) for row in page.rows],
+            "lines": [LogLine.from_row(row, now, excerpts.get(row.pk)) for row in page.rows],
             "size": size_text(search.rows(), page),
             "kept": stored_text(),
-            "hides_console": not (search.source or search.id),
+            "histogram": None if search.id else histogram(search, form.conditions, now),
             "older": _link(form, before=page.older),
             "newer": _link(form, after=page.newer),
             "newest": f"?{urlencode(form.conditions)}",
         }
+
+    def _excerpts(self, request: HttpRequest, form: SearchForm, rows: Sequence[RequestLog]) -> dict[str, Excerpt]:
+        """Return excerpts of the rows for users who may see texts, and record the access."""
+        if not may_see_text(request.user):
+            return {}
+        text = form.conditions.get("text", "")
+        excerpts = fetch_excerpts([row.pk for row in rows], text)
+        is_search = bool(text) and not any(request.GET.get(name) for name in CURSORS)
+        if is_search or excerpts:
+            detail: dict[str, Any] = {"conditions": form.conditions}
+            if excerpts:
+                detail["requests"] = [row.pk for row in rows if row.pk in excerpts]
+            act = LogAccess.Act.SEARCH if is_search else LogAccess.Act.LIST
+            record_access(act=act, user=_user(request), detail=detail, num_rows=len(excerpts))
+        return excerpts
 
     def save_search_view(self, request: HttpRequest) -> HttpResponse:
         if request.method != "POST":
