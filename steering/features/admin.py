@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Literal
 
 from django.contrib import admin, messages
@@ -24,7 +26,7 @@ from django.utils.safestring import SafeString
 
 from core.errors import MillmError
 from steering.errors import MeaningUnavailableError, SteeringError
-from steering.features.drawing import example_rows, histogram_picture
+from steering.features.drawing import example_rows, histogram_picture, visible_token
 from steering.features.forms import MAX_TESTED, SteerForm, TextForm
 from steering.features.logit_lens import (
     LensBusyError,
@@ -40,6 +42,7 @@ from steering.features.search import IN_ORDER, FeatureQuerySet
 from steering.features.services import label_feature, steer_with_feature
 from steering.features.tested_text import activations_on, features_on
 from steering.models import SAE, Feature, FeatureEffect
+from steering.profiles.edit_preview import edit_choices
 from steering.profiles.snapshot import source_of
 
 _TEMPLATES = "admin/steering/feature"
@@ -61,7 +64,20 @@ def feature_url(feature: Feature) -> str:
 def _with_shares(tokens: Sequence[LensToken]) -> list[tuple[LensToken, float]]:
     """Return the tokens with their logits as a share of the most extreme one."""
     largest = max((abs(token.logit) for token in tokens), default=0.0) or 1.0
-    return [(token, round(abs(token.logit) / largest, 3)) for token in tokens]
+    return [(replace(token, text=visible_token(token.text)), round(abs(token.logit) / largest, 3)) for token in tokens]
+
+
+def _trial(feature: Feature, steer: SteerForm) -> dict[str, Any]:
+    """Return what the panel needs that steers with the feature: the edit that it begins with, and what it offers."""
+    edit = {
+        "sae": feature.sae.name,
+        "index": feature.index,
+        "operation": "add",
+        "strength": steer.fields["strength"].initial,
+        "unit": steer.fields["unit"].initial,
+        "phase": "both",
+    }
+    return {**edit_choices(), "model": feature.sae.model.name, "edit": edit}
 
 
 def _cofiring(feature: Feature) -> dict[str, Any] | None:
@@ -491,6 +507,7 @@ class FeatureAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
             "test_text": request.GET.get("text", "").strip()[:MAX_TESTED],
             "steer": steer if steer.may_steer else None,
             "may_measure": request.user.has_perm("steering.change_sae"),
+            "try_json": json.dumps(_trial(feature, steer)),
             "before": _neighbour(feature, -1),
             "after": _neighbour(feature, 1),
         }

@@ -69,12 +69,12 @@ def _used(counts: Sequence[int]) -> list[int]:
 def _row(tokens: Sequence[str], values: Sequence[float]) -> ExampleRow:
     largest = max(values)
     heated = (
-        HeatedToken(_visible(token), value, round(NUM_HEATS * value / largest) if largest > 0 and value > 0 else 0)
+        HeatedToken(visible_token(token), value, round(NUM_HEATS * value / largest) if largest > 0 and value > 0 else 0)
         for token, value in zip(tokens, values, strict=True)
     )
     return ExampleRow(largest, tuple(heated))
 
 
-def _visible(token: str) -> str:
+def visible_token(token: str) -> str:
     """Return the token with line breaks as a visible character, so that an example stays one paragraph."""
     return token.replace("\r", "").replace("\n", "⏎")

@@ -159,8 +159,15 @@ class OutputMeanings:
     def build(
         cls, embeddings: TokenEmbeddings, rows: Sequence[tuple[int, Sequence[tuple[str, float]]]]
     ) -> OutputMeanings:
-        """Embed the output tokens of features, given as primary key and pairs of text and part."""
-        merged = [(pk, _merged(tokens)) for pk, tokens in rows]
+        """Embed the output tokens of features, given as primary key and pairs of text and part.
+
+        Pieces of words are left out.
+        """
+        marks_words = any(text.startswith(" ") for _, tokens in rows for text, _ in tokens)
+        merged = [
+            (pk, _merged([(text, part) for text, part in tokens if not (marks_words and is_piece(text))]))
+            for pk, tokens in rows
+        ]
         words = tuple(dict.fromkeys(text for _, own in merged for text in own))
         places = {text: place for place, text in enumerate(words)}
         features = np.array([n for n, (_, own) in enumerate(merged) for _ in own], np.int64)
@@ -182,6 +189,11 @@ class OutputMeanings:
         found: Floats = np.zeros(len(self.pks), np.float32)
         np.add.at(found, self.features, self.weights * shares[self.tokens])
         return found
+
+
+def is_piece(token: str) -> bool:
+    """Return whether a token continues a word, where words begin with a blank: "sea" of "nausea", not " sea"."""
+    return token[:1].islower()
 
 
 def _merged(tokens: Sequence[tuple[str, float]]) -> dict[str, float]:

@@ -57,10 +57,10 @@ class ProfileCompiler:
 
     def __init__(
         self,
-        load_sae: Callable[[SAESource], SparseAutoencoder] = load_source,
+        read_sae: Callable[[SAESource], SparseAutoencoder] = load_source,
         max_sae_bytes: int = MAX_SAE_BYTES,
     ) -> None:
-        self._load_sae = load_sae
+        self._read_sae = read_sae
         self._saes = SAECache(max_sae_bytes, self._forget)
         self._cached: OrderedDict[Hashable, _Cached] = OrderedDict()
         self._lock = threading.Lock()
@@ -112,6 +112,9 @@ class ProfileCompiler:
         """Return the SAE, loading it if needed (slow). Raises InvalidSAEError or SourceError."""
         return self._saes.get(source.checksum, partial(self._load, source))
 
+    def load_sae(self, source: SAESource) -> None:
+        self.sae(source)
+
     def loaded_bytes(self, checksum: str) -> int | None:
         """Return the memory of the SAE's weights on all devices, or None if it is not loaded."""
         return self._saes.bytes_of(checksum)
@@ -147,7 +150,7 @@ class ProfileCompiler:
             raise _not_compiled(version, error) from error
 
     def _load(self, source: SAESource) -> SparseAutoencoder:
-        sae = self._load_sae(source)
+        sae = self._read_sae(source)
         if sae.key != source.checksum:
             raise InvalidSAEError(changed_since_registered(source.name))
         return sae

@@ -108,11 +108,18 @@ def read_draft(profile: SteeringProfile, formsets: Formsets) -> UnsavedDraft:
     if problems:
         raise InvalidDraftError(problems)
     try:
-        edits = usable_edits(profile, [card.row for card in cards])
-        saes = needed_saes(profile, edits)
+        return unsaved_draft(profile, [card.row for card in cards])
     except InvalidProfileError as error:
         raise InvalidDraftError(_placed(error, cards)) from error
-    sources = tuple(source_of(sae) for sae in saes)
+
+
+def unsaved_draft(profile: SteeringProfile, rows: Sequence[FeatureEdit]) -> UnsavedDraft:
+    """Return what a draft of these rows would be. Neither need be saved.
+
+    Raises InvalidProfileError, or SAEUnavailableError if the files of an SAE are missing.
+    """
+    edits = usable_edits(profile, rows)
+    sources = tuple(source_of(sae) for sae in needed_saes(profile, edits))
     version = PublishedVersion(f"{profile.name}{DRAFT}", 0, fingerprint(edits), edits_to_json(edits), sources)
     return UnsavedDraft(profile.model.name, version, tuple(describe_edit(edit) for edit in edits))
 

@@ -7,21 +7,33 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from steering.models import Evaluation, FeatureEdit, FeatureEffect, SteeringProfile
+from steering.models import Evaluation, Feature, FeatureEdit, FeatureEffect, SteeringProfile
+from steering.models.effects import BREAKING_FLUENCY
 from steering.profiles.display import coefficient_text
 from steering.profiles.draft_form import DraftCard
 from steering.profiles.drafts import edit_of
 from steering.sae_registry.health import summary
-from steering.spec.edit import EditSpec, FeatureTarget
+from steering.spec.edit import SITE_OPERATIONS, EditSpec, FeatureTarget
 from steering.spec.errors import InvalidSpecError, MissingScaleError
 from steering.spec.factor import with_factor
 from steering.spec.parsing import parse_edits
-from steering.spec.units import push
+from steering.spec.units import DEFAULT_STRENGTH, FELT_PUSH, STRONG_PUSH, push
 from steering.spec.wording import describe_edit
 
 STEPS = 200
 _FAR = {"max_act": 2.0, "p99": 2.0, "p999": 2.0, "resid_norm": 1.0, "raw": 10.0}
 """The end of a slider whose relative size is unknown."""
+
+
+def edit_choices() -> dict[str, Any]:
+    """Return what pages with rows of edits offer: values with their labels, and the levels of relative sizes."""
+    return {
+        "operations": [choice for choice in FeatureEdit.Operation.choices if choice[0] not in SITE_OPERATIONS],
+        "units": FeatureEdit.Unit.choices,
+        "phases": FeatureEdit.Phase.choices,
+        "levels": {"felt": FELT_PUSH, "strong": STRONG_PUSH},
+        "strength": DEFAULT_STRENGTH,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +113,10 @@ class CalibratedStrength:
 
 @dataclass(frozen=True, slots=True)
 class EditPreview:
-    """The preview of one card, named by ``prefix``. With a ``problem``, the other fields are empty."""
+    """The preview of one edit: of the card named by ``prefix``, if any. With a ``problem``, other fields are empty.
+
+    ``curve`` has the strengths (raw) and divergences that were measured for an added feature.
+    """
 
     prefix: str
     words: str = ""
@@ -110,6 +125,7 @@ class EditPreview:
     push: float | None = None
     scale: StrengthScale | None = None
     calibrated: CalibratedStrength | None = None
+    curve: Sequence[Sequence[float]] = ()
     warning: str = ""
     problem: str = ""
 
@@ -118,33 +134,37 @@ class EditPreview:
 
 
 def edit_previews(profile: SteeringProfile, cards: Sequence[DraftCard]) -> list[EditPreview]:
-    calibrated = _calibrated(profile)
-    return [_outcome(card, calibrated) for card in cards]
+    calibrated = calibrated_strengths(profile)
+    return [_card_preview(card, calibrated) for card in cards]
 
 
-def _outcome(card: DraftCard, calibrated: Mapping[object, CalibratedStrength]) -> EditPreview:
+def _card_preview(card: DraftCard, calibrated: Mapping[object, CalibratedStrength]) -> EditPreview:
     prefix = card.form.prefix
     if (problem := next(card.problems(), None)) is not None:
         return EditPreview(prefix, problem=f"{problem.place.removeprefix(f'{card.name}, ')}: {problem.message}")
     try:
         edit = edit_of(card.row)
-        words, coefficient, push = describe_edit(edit), coefficient_text(edit), edit.push
     except InvalidSpecError as error:
         return EditPreview(prefix, problem=error.problems[0].message)
+    return preview_edit(edit, card.row.feature, calibrated, prefix=prefix)
+
+
+def preview_edit(
+    edit: EditSpec, feature: Feature | None, calibrated: Mapping[object, CalibratedStrength], *, prefix: str = ""
+) -> EditPreview:
+    """Return the preview of an edit of ``feature``, or of one that is not of a feature."""
+    try:
+        words, coefficient, push = describe_edit(edit), coefficient_text(edit), edit.push
     except MissingScaleError as error:
         return EditPreview(prefix, problem=str(error))
-    effect = _effect(card.row) if edit.operation == "add" else None
+    effect: FeatureEffect | None = getattr(feature, "effect", None) if edit.operation == "add" else None
     scale = strength_scale(edit)
     if scale is not None and effect is not None:
         scale = replace(scale, levels=effect.levels)
     found = calibrated.get(_key(edit)) or _measured(effect, edit)
-    feature = card.row.feature
     figure = "" if scale is None or feature is None or edit.operation == "scale" else feature.unit_words(edit.unit)
-    return EditPreview(prefix, words, coefficient, figure, push, scale, found, _warning(card.row))
-
-
-def _effect(row: FeatureEdit) -> FeatureEffect | None:
-    return None if row.feature_id is None else FeatureEffect.objects.filter(feature_id=row.feature_id).first()
+    curve = [] if effect is None else effect.curve
+    return EditPreview(prefix, words, coefficient, figure, push, scale, found, curve, _warning(feature))
 
 
 def _measured(effect: FeatureEffect | None, edit: EditSpec) -> CalibratedStrength | None:
@@ -155,16 +175,19 @@ def _measured(effect: FeatureEffect | None, edit: EditSpec) -> CalibratedStrengt
     words = f"Calibrated strength {strength:.3g}: moves the output by {effect.kl:.2g} nats per token"
     if effect.fluency is not None:
         words += f", perplexity × {effect.fluency:.2g}"
-    return CalibratedStrength(float(f"{strength:.4g}"), f"{words}{', at the cap' if effect.is_capped else ''}.")
+    words += f"{', at the cap' if effect.is_capped else ''}."
+    if effect.fluency is not None and effect.fluency > BREAKING_FLUENCY:
+        words += " Texts read worse there; try less."
+    return CalibratedStrength(float(f"{strength:.4g}"), words)
 
 
-def _warning(row: FeatureEdit) -> str:
-    if row.feature is None or not summary(row.feature.sae).is_warning:
+def _warning(feature: Feature | None) -> str:
+    if feature is None or not summary(feature.sae).is_warning:
         return ""
-    return f"The SAE {row.feature.sae} looks wrong (see its page), so its relative sizes may be wrong."
+    return f"The SAE {feature.sae} looks wrong (see its page), so its relative sizes may be wrong."
 
 
-def _calibrated(profile: SteeringProfile) -> dict[object, CalibratedStrength]:
+def calibrated_strengths(profile: SteeringProfile) -> dict[object, CalibratedStrength]:
     """Return the strengths that the profile's newest calibration proposes, by edit."""
     rows = Evaluation.objects.filter(version__profile=profile, kind=Evaluation.Kind.CALIBRATION)
     evaluation = rows.select_related("version__profile").first()

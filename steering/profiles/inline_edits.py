@@ -6,16 +6,15 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from typing import Any
 
 from django.contrib.auth.models import AnonymousUser, User
-from django.db import close_old_connections, connection
 from django.db.models import Q
 
+from core.database import own_connection
 from inference.interventions import Site
 from inference.models import LanguageModel
 from inference.steering_refs import PublishedVersion
@@ -79,7 +78,7 @@ def read_inline(model: int, model_name: str, value: object, viewer: int | None =
     sets, cost queries, so call it in a thread.
     """
     given = _given(value)
-    with _own_connection():
+    with own_connection():
         registered = registered_saes.get()
         saes = registered.of(model)
         try:
@@ -111,17 +110,6 @@ def num_features(version: PublishedVersion) -> int:
     return sum("vector" not in edit for edit in version.edits) if isinstance(version.edits, list) else 0
 
 
-@contextmanager
-def _own_connection() -> Iterator[None]:
-    """Close this thread's database connection afterwards, unless a transaction is open."""
-    close_old_connections()
-    try:
-        yield
-    finally:
-        if not connection.in_atomic_block:
-            connection.close()
-
-
 def _given(value: object) -> InlineEdits:
     if not isinstance(value, dict) or not value.keys() & _LISTS:
         raise InlineSteeringError(
@@ -148,16 +136,29 @@ def _with_sets(
     """Replace names of vector sets by the vectors, if the viewer may see them."""
     if not given.names_sets:
         return given
-    start = len(given.features)
     found = _visible_vectors(given.vectors, model, viewer)
-    norms = norms_of(saes.values())
-    vectors = [
-        _with_set(item, f"edits[{start + number}]", model_name, found, norms)
-        if isinstance(item, dict) and "set" in item
-        else item
-        for number, item in enumerate(given.vectors)
-    ]
-    return InlineEdits(given.features, vectors)
+    edits = _with_named_vectors(given.vectors, len(given.features), model_name, found, norms_of(saes.values()))
+    return InlineEdits(given.features, [{**rest, **vector} if vector else rest for rest, vector in edits])
+
+
+def _with_named_vectors(
+    items: Sequence[Any],
+    start: int,
+    model_name: str,
+    found: Mapping[str, Sequence[PlainVector]],
+    norms: Mapping[Site, float],
+) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yield each edit with the vector that its ``set`` names in place of the name; {} if it names none."""
+    for number, item in enumerate(items, start):
+        if not _names_set(item):
+            yield item, {}
+            continue
+        rest = {field: value for field, value in item.items() if field not in {"set", *_PLACE}}
+        yield rest, registered_to_json(_named_vector(item, f"edits[{number}]", model_name, found), norms)
+
+
+def _names_set(item: object) -> bool:
+    return isinstance(item, dict) and "set" in item
 
 
 def _visible_vectors(items: Sequence[Any], model: int, viewer: int | None) -> dict[str, list[PlainVector]]:
@@ -169,13 +170,9 @@ def _visible_vectors(items: Sequence[Any], model: int, viewer: int | None) -> di
     return {row.name: [*row.vectors.select_related("vector_set")] for row in rows}
 
 
-def _with_set(
-    item: dict[str, Any],
-    path: str,
-    model_name: str,
-    found: Mapping[str, Sequence[PlainVector]],
-    norms: Mapping[Site, float],
-) -> dict[str, Any]:
+def _named_vector(
+    item: dict[str, Any], path: str, model_name: str, found: Mapping[str, Sequence[PlainVector]]
+) -> PlainVector:
     name, layer, site = (item.get(field) for field in ("set", "layer", "site"))
     if "values" in item:
         raise InvalidSpecError([Problem(f"{path}.set", "Expected either `set` or `values`, got both.")])
@@ -187,8 +184,7 @@ def _with_set(
         places = ", ".join(one.place.label for one in found[name][:10])
         message = f"Expected `layer` and `site` of one vector of `{name}`. Available: {places}."
         raise InvalidSpecError([Problem(f"{path}.layer", message)])
-    rest = {field: value for field, value in item.items() if field not in {"set", *_PLACE}}
-    return {**rest, **registered_to_json(vectors[0], norms)}
+    return vectors[0]
 
 
 def _parse(given: InlineEdits, model: int, model_name: str, saes: Mapping[str, SAE]) -> tuple[EditSpec, ...]:
@@ -309,15 +305,20 @@ def feature_targets(places: Sequence[FeaturePlace]) -> dict[FeaturePlace, Featur
     return targets
 
 
-def read_short_edits(model: LanguageModel, items: Sequence[Any]) -> tuple[EditSpec, ...]:
+def read_short_edits(model: LanguageModel, items: Sequence[Any], *, viewer: User | None = None) -> tuple[EditSpec, ...]:
     """Parse edits with ``sae`` and ``index``, or in a version's form. Raises InvalidSpecError, by field.
 
     The model's only SAE need not be named. A gate is written in the same way: ``{"index": 3, "above": 0.2}``.
-    ``reconstruct`` has only an ``sae``.
+    ``reconstruct`` has only an ``sae``. A vector that ``viewer`` may see is named by ``set``, with ``layer`` and
+    ``site`` if the set has several.
     """
     if len(items) > MAX_EDITS:
         raise InvalidSpecError([Problem("edits", f"Expected at most {MAX_EDITS} edits, got {len(items)}.")])
     saes = {sae.name: sae for sae in SAE.objects.filter(model=model)}
+    if viewer is not None and any(map(_names_set, items)):
+        found = _visible_vectors(items, model.pk, viewer.pk)
+        edits = _with_named_vectors(items, 0, model.name, found, norms_of(saes.values()))
+        items = [{**rest, "vector": vector} if vector else rest for rest, vector in edits]
     full = [_with_places(item, f"edits[{number}]", model.name, saes) for number, item in enumerate(items)]
     targets = feature_targets([place for edit in full for place in _places_in(edit)])
     filled = with_auto_strengths([_filled(edit, targets) for edit in full])

@@ -19,6 +19,7 @@ from django.utils.safestring import SafeString
 
 from core.errors import MillmError
 from inference.files.sources import SourceError
+from inference.steering_refs import loaded_saes
 from jobs.services import enqueue_job
 from steering import services
 from steering.corpora.corpus_registry import corpus_names
@@ -29,7 +30,6 @@ from steering.features.label_import import import_labels
 from steering.features.labels import LabelSet
 from steering.interpretation.job import request_interpretation
 from steering.models import SAE
-from steering.profiles.compilation import get_compiler
 from steering.profiles.snapshot import source_of
 from steering.sae_registry.forms import AddSAEForm, CheckForm, EmbedForm, InterpretForm, SourceForm
 from steering.sae_registry.health import judge, summary
@@ -147,7 +147,7 @@ class SAEAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
                 "embed_form": EmbedForm(),
                 "interpret_form": InterpretForm(),
                 "num_labels": sae.features.exclude(label="").count(),
-                "is_loaded": get_compiler().loaded_bytes(sae.checksum) is not None,
+                "is_loaded": loaded_saes().loaded_bytes(sae.checksum) is not None,
                 "can_act": True,
                 "effects": effect_counts(sae),
             }
@@ -203,14 +203,14 @@ class SAEAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
     @admin.display(description="weights")
     def weights(self, sae: SAE) -> str:
         """Return whether the weights are loaded in this process. Other processes have their own copy."""
-        loaded = get_compiler().loaded_bytes(sae.checksum)
+        loaded = loaded_saes().loaded_bytes(sae.checksum)
         if loaded is not None:
             return f"loaded, {filesizeformat(loaded)}"
         return f"not loaded ({filesizeformat(estimated_bytes(sae.d_in, sae.d_sae))} when loaded)"
 
     @admin.display(description="in memory")
     def memory(self, sae: SAE) -> str:
-        loaded = get_compiler().loaded_bytes(sae.checksum)
+        loaded = loaded_saes().loaded_bytes(sae.checksum)
         return "–" if loaded is None else filesizeformat(loaded)
 
     @admin.display(description="health")
@@ -365,7 +365,7 @@ class SAEAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
 
     def _load(self, request: HttpRequest, sae: SAE) -> str:
         try:
-            get_compiler().sae(source_of(sae))
+            loaded_saes().load_sae(source_of(sae))
         except MillmError as error:
             self.message_user(request, f"{sae} was not loaded. {error}", messages.ERROR)
         else:
@@ -373,7 +373,7 @@ class SAEAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
         return _url(sae)
 
     def _unload(self, request: HttpRequest, sae: SAE) -> str:
-        get_compiler().unload_sae(sae.checksum)
+        loaded_saes().unload_sae(sae.checksum)
         text = f"Unloaded the weights of {sae}. The next request with one of its features loads them again."
         self.message_user(request, text, messages.SUCCESS)
         return _url(sae)

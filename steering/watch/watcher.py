@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache
 
-from django.db import close_old_connections, connection
-
+from core.database import own_connection
 from core.snapshots import Snapshot
 from inference.captures import ActivationCapture, CaptureSpec, FeatureValues, Projections, Stage
 from inference.interventions import Site
@@ -201,14 +200,10 @@ def _build_watch(rules: tuple[ActiveRule, ...], special_token_ids: frozenset[int
         else:
             vectors.setdefault((rule.target.site, rule.stage), []).append(rule)
     specs = [(_vector_capture(site, group), stage, group) for (site, stage), group in vectors.items()]
-    close_old_connections()
-    try:
+    with own_connection():
         for (name, stage), group in features.items():
             if (sae := _loaded(name, group)) is not None:
                 specs.append((_feature_capture(sae, group), stage, group))
-    finally:
-        if not connection.in_atomic_block:
-            connection.close()
     captures = tuple(
         replace(spec, stage=stage, skip_token_ids=special_token_ids, passes_over_cached=True)
         for spec, stage, _ in specs

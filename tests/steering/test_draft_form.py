@@ -206,6 +206,7 @@ class TestOutcomes:
         (card,) = outcomes(admin, profile, saved(profile))
         assert card["calibrated"]["strength"] == 0.5, "of a max activation of 4"
         assert "0.4 nats per token, perplexity × 1.5" in card["calibrated"]["words"]
+        assert "try less" not in card["calibrated"]["words"]
         assert card["scale"]["levels"] == [pytest.approx(0.1), pytest.approx(0.2 * 2.5**0.5)]
         assert outcomes(admin, profile, saved(profile, unit="raw"))[0]["calibrated"]["strength"] == 2.0
         (clamped,) = outcomes(admin, profile, saved(profile, operation="clamp"))

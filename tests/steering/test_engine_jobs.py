@@ -42,7 +42,9 @@ def engine():
     """The process' engine and registry."""
     client = LocalEngineClient(lambda publish: EngineLoop(EngineConfig(max_prefill_tokens=64), publish))
     client.start()
-    registry = ModelRegistry(client.engine, is_busy=client.is_busy, kv_unwritten=client.kv_unwritten)
+    registry = ModelRegistry(
+        client.engine, is_busy=client.is_busy, kv_unwritten=lambda name: client.stats().kv_unwritten(name)
+    )
     runtime.install(ENGINE_CLIENT, client)
     runtime.install(MODEL_REGISTRY, registry)
     yield registry

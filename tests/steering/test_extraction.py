@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from inference.client import LocalEngineClient
 from inference.engine.config import EngineConfig
 from inference.engine.loop import EngineLoop
-from inference.engine.models.loader import ModelSpec, load_model
+from inference.engine.models.facts import ModelSpec
+from inference.engine.models.loader import load_model
 from inference.interventions import Site
 from inference.models import LanguageModel
 from inference.registry.model_card import ModelCard

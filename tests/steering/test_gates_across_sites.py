@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from inference.engine.messages import ScoresEvent, Scoring
-from inference.engine.models.loader import LoadedModel, ModelSpec, load_model
+from inference.engine.models.facts import ModelSpec
+from inference.engine.models.loader import LoadedModel, load_model
 from inference.interventions import Intervention, Site
 from steering.compiler import compile_edits
 from steering.composition import followed_by, scaled

@@ -91,6 +91,16 @@ class TestOutput:
         assert max(matches, key=lambda pk: matches[pk]) == writer.pk
         assert matches[writer.pk] == pytest.approx(0.2 * math.log(30), rel=1e-4), "of that token only, by its rarity"
 
+    def test_a_piece_of_a_word_means_nothing(self, demo, writer):
+        """ "rain" without a blank continues a word, such as "terrain"; at the beginning of an answer it is "Rain"."""
+        other = demo.features.exclude(pk=writer.pk).exclude(label__icontains="rain").order_by("index").last()
+        store_output_tokens(sae=demo, found={other.index: [(" the", 0.3), ("rain", 0.9)]})
+        forget_snapshots()
+        assert other.pk not in output_matches(demo, "rain")
+        store_output_tokens(sae=demo, found={other.index: [(" the", 0.3), ("Rain", 0.9)]})
+        forget_snapshots()
+        assert output_matches(demo, "rain")[other.pk] > output_matches(demo, "rain")[writer.pk]
+
     def test_filters_hold(self, demo, writer):
         rows = demo.features.exclude(pk=writer.pk)
         found = search_features(rows, FeatureSearch("rain", 50, sort="steers_well", by_tokens=True))

@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 
 from inference.captures import CaptureSpec, FeatureValues, TopFeatures
 from inference.engine.messages import CaptureEvent
-from inference.engine.models.loader import LoadedModel, ModelSpec, load_model
+from inference.engine.models.facts import ModelSpec
+from inference.engine.models.loader import LoadedModel, load_model
 from inference.interventions import Intervention, Site, VectorEdit
 from steering.compiler import compile_edits
 from steering.composition import followed_by

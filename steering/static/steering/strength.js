@@ -1,101 +1,32 @@
-// A slider beside each strength, and a description of each edit. The number field is what is saved. The server returns
-// the scale once for each feature, operation and unit, and the description after each change.
-import { bandsOf, levelOf, pushAt, shown } from "./strength_scale.js";
+// A slider beside each strength of a profile's form, and a description of each edit. The server returns the scale once
+// for each feature, operation and unit, and the description after each change.
+import { StrengthSlider } from "./strength_slider.js";
 
 const PAUSE_MS = 200;
-const BADGES = { mild: "badge-good", strong: "badge-warn", broken: "badge-bad" };
 
 class StrengthCard {
   constructor(card, levels) {
     this._card = card;
-    this._levels = levels;
     this._number = card.querySelector("input.strength");
-    this._scale = null;
-    this._root = document.getElementById("strength-slider").content.firstElementChild.cloneNode(true);
-    this._slider = this._root.querySelector("input");
-    this._number.closest(".form-row").after(this._root);
-    this._slider.addEventListener("input", () => this._moved("input"));
-    this._slider.addEventListener("change", () => this._moved("change"));
-    this._number.addEventListener("input", (event) => {
-      this._isTouched ||= event.isTrusted;
-      this._show();
-    });
-    this._root.querySelector("button").addEventListener("click", () => this._set(this._calibrated.strength));
+    this._slider = new StrengthSlider(this._number, { levels, unit: () => this._unit() });
+    this._number.closest(".form-row").after(this._slider.root);
+    this._number.addEventListener("input", (event) => (this._isTouched ||= event.isTrusted));
   }
 
   // The server's latest answer about the card.
   take(outcome) {
-    this._scale = outcome.scale;
-    this._calibrated = outcome.calibrated;
-    this._root.hidden = outcome.scale === null;
-    if (outcome.scale) this._stretch();
+    this._slider.take(outcome);
     this._say(outcome);
-    this._show();
     this._prefill();
   }
 
   // A new card starts at the feature's calibrated strength, once, unless the user has entered another one.
   _prefill() {
     const id = this._card.querySelector('input[name$="-id"]');
-    if (!this._calibrated || this._isTouched || id?.value || this._number.value !== this._number.defaultValue) return;
+    const { calibrated } = this._slider;
+    if (!calibrated || this._isTouched || id?.value || this._number.value !== this._number.defaultValue) return;
     this._isTouched = true;
-    this._set(this._calibrated.strength);
-  }
-
-  // Measured for the feature, or the same for all.
-  _levelsHere() {
-    const measured = this._scale?.levels;
-    return measured ? { felt: measured[0], strong: measured[1] } : this._levels;
-  }
-
-  _stretch() {
-    const { low, high, step, points } = this._scale;
-    Object.assign(this._slider, { min: low, max: high, step });
-    const bands = bandsOf(points, this._levelsHere());
-    const place = (strength) => (100 * (strength - low)) / (high - low);
-    const stops = bands.map(({ from, to, level }) => `var(--push-${level}) ${place(from)}% ${place(to)}%`);
-    this._root.querySelector(".strength-bands").style.background = stops.length ? `linear-gradient(to right, ${stops})` : "";
-    const zero = this._root.querySelector(".strength-zero");
-    zero.hidden = low >= 0;
-    zero.style.insetInlineStart = `${place(0)}%`;
-    const mark = this._root.querySelector(".strength-mark");
-    mark.hidden = !this._calibrated || this._calibrated.strength < low || this._calibrated.strength > high;
-    if (!mark.hidden) mark.style.insetInlineStart = `${place(this._calibrated.strength)}%`;
-    const line = this._root.querySelector(".strength-calibrated");
-    line.hidden = !this._calibrated;
-    if (this._calibrated) line.firstElementChild.textContent = this._calibrated.words;
-  }
-
-  _moved(event) {
-    this._set(Number(this._slider.value), event);
-  }
-
-  _set(strength, event = "change") {
-    this._number.value = shown(strength);
-    this._number.dispatchEvent(new Event("input", { bubbles: true }));
-    if (event === "change") this._number.dispatchEvent(new Event("change", { bubbles: true }));
-  }
-
-  _show() {
-    const strength = this._number.valueAsNumber;
-    const output = this._root.querySelector("output");
-    const badge = this._root.querySelector(".badge");
-    if (!this._scale || Number.isNaN(strength)) {
-      output.value = "";
-      badge.hidden = true;
-      return;
-    }
-    if (document.activeElement !== this._slider) this._slider.value = strength;
-    const push = pushAt(this._scale.points, strength);
-    const level = push === null ? null : levelOf(push, this._levelsHere());
-    const words = level ? this._root.dataset[level] : "";
-    const raw = `raw ${shown(strength * this._scale.raw_per_one)}`;
-    const size = push === null ? "relative size unknown" : `relative size ${push.toFixed(2)}`;
-    output.value = `${shown(strength)} ${this._unit()}, ${raw}, ${size}`;
-    badge.hidden = level === null;
-    badge.className = `badge ${BADGES[level] ?? ""}`;
-    badge.textContent = words;
-    this._slider.setAttribute("aria-valuetext", [output.value, words].filter(Boolean).join(": "));
+    this._slider.set(calibrated.strength);
   }
 
   _unit() {
@@ -105,19 +36,13 @@ class StrengthCard {
   }
 
   // The lines below the fields, as if the form were saved.
-  _say({ words, coefficient, figure, push, warning, problem }) {
+  _say({ words, coefficient, push, problem }) {
     const alone = ":not(:has(.form-multiline))"; // a row of several fields has the classes of all of them
     const line = (name) => this._card.querySelector(`:is(.fieldBox.field-${name}, .form-row.field-${name}${alone}) .readonly`);
-    const isWarned = push !== null && push > this._levelsHere().strong;
+    const isWarned = push !== null && push > this._slider.levels.strong;
     write(line("words"), words || "–");
     write(line("coefficient"), problem || coefficient || "–", Boolean(problem));
     write(line("push"), push === null ? (problem ? "–" : "unknown") : `${push.toFixed(2)}${isWarned ? " ⚠" : ""}`, isWarned);
-    const unit = this._root.querySelector(".strength-figure");
-    unit.hidden = !figure;
-    unit.textContent = figure ? `Unit: ${figure}.` : "";
-    const note = this._root.querySelector(".strength-warning");
-    note.hidden = !warning;
-    note.textContent = warning;
     if (!this._card.classList.contains("steering-changed-card")) return;
     this._card.classList.replace("steering-changed-card", "steering-live-card");
   }
@@ -175,8 +100,8 @@ class Strengths {
 }
 
 const form = document.getElementById("steeringprofile_form");
-const template = document.getElementById("strength-slider");
-if (form && template) {
-  const { outcomes, felt, strong } = template.dataset;
+const scale = document.getElementById("strength-scale");
+if (form && scale) {
+  const { outcomes, felt, strong } = scale.dataset;
   new Strengths(form, { url: outcomes, levels: { felt: Number(felt), strong: Number(strong) } });
 }
