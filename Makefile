@@ -16,7 +16,7 @@
 #   make screenshots   pictures of every page of the console, new and at work, light, dark and narrow, into FOLDER (screenshots/)
 #   make readme-images  the pictures of the README, into docs/images
 #   make setup    install what the other targets need
-#   make oracles  install SAELens too, the judge of the SAE formats; about 60 packages
+#   make oracles  install SAELens too, the judge of the SAE formats, and Triton, which interprets the kernels of GPUs; about 60 packages
 #   make pins     write constraints.txt from what is installed, after an upgrade that passed the tests
 #   make clean    remove .venv/, .venv-clients/, .venv-peers/ and caches, not MILLM_HOME
 
@@ -153,7 +153,7 @@ $(VENV)/.smollm2-$(SMOLLM2): | $(VENV)/.runtime
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.runtime
-	$(call install,p["dependencies"] + p["optional-dependencies"]["media"] + p["optional-dependencies"]["otel"] + p["optional-dependencies"]["dev"])
+	$(call install,p["dependencies"] + p["optional-dependencies"]["media"] + p["optional-dependencies"]["oidc"] + p["optional-dependencies"]["otel"] + p["optional-dependencies"]["dev"])
 
 $(VENV)/.oracles: pyproject.toml constraints.txt $(VENV)/.dev
 	$(call install,p["optional-dependencies"]["oracles"])

@@ -15,6 +15,7 @@ from django.db.models import QuerySet
 from django.forms import CheckboxSelectMultiple
 from django.http import HttpRequest
 
+from console.models import SingleSignOnIdentity
 from inference.permissions import grantable_groups, grantable_permissions, has_rights_of, is_superuser
 
 admin.site.unregister(User)
@@ -68,7 +69,7 @@ class UserPages(LimitedToOwnRights, UserAdmin):  # type: ignore[type-arg]  # not
     fieldsets = (
         (None, {"fields": ("username", "password")}),
         ("Role", {"fields": ("groups", "is_staff", "is_superuser", "is_active")}),
-        ("Person", {"fields": ("first_name", "last_name", "email")}),
+        ("Person", {"fields": ("first_name", "last_name", "email", "identities")}),
         ("Single permissions", {"fields": ("user_permissions",), "classes": ("collapse",)}),
         ("Dates", {"fields": ("last_login", "date_joined")}),
     )
@@ -77,8 +78,12 @@ class UserPages(LimitedToOwnRights, UserAdmin):  # type: ignore[type-arg]  # not
         return super().get_queryset(request).prefetch_related("groups")
 
     def get_readonly_fields(self, request: HttpRequest, obj: User | None = None) -> Any:
-        own = super().get_readonly_fields(request, obj)
+        own = (*super().get_readonly_fields(request, obj), "identities")
         return own if is_superuser(request.user) else (*own, "is_superuser")
+
+    @admin.display(description="Single sign-on")
+    def identities(self, user: User) -> str:
+        return ", ".join(map(str, SingleSignOnIdentity.objects.filter(user=user))) or "–"
 
     @admin.display(description="Roles")
     def roles(self, user: User) -> str:

@@ -12,3 +12,4 @@ class ConsoleConfig(AppConfig):
         from console import dashboard, search  # noqa: F401
         from console.live import topics  # noqa: F401
         from console.playground import pages  # noqa: F401
+        from console.studio import pages as studio_pages  # noqa: F401

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
+from urllib.parse import urlencode
 
 from django.conf import settings
 from django.contrib.auth.models import User
@@ -14,10 +15,12 @@ from django.template.defaultfilters import filesizeformat, pluralize
 from django.urls import reverse
 from django.utils import timezone
 
+from console.load.history import SPANS, read_history, total
 from inference.client import EngineError, get_client
 from inference.models import LanguageModel
 from jobs.models import Job
 from openai_api.keys.services import visible_keys
+from openai_api.request_log.summary import CLIENT_DISCONNECTED
 from openai_api.request_log.writer import log_backlog
 from steering.models import ProfileReview, WatchEvent
 from steering.visibility import visible_profiles
@@ -25,6 +28,7 @@ from steering.visibility import visible_profiles
 LATELY = timedelta(days=1)
 SOON = timedelta(days=7)
 MAX_EACH = 3
+MIN_REQUESTS, MIN_ERROR_SHARE = 20, 0.05  # from which errors of an hour need attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,20 @@ def _log(user: User) -> Iterator[Notice]:
         )
 
 
+def _errors(user: User) -> Iterator[Notice]:
+    """Yield a notice if many requests of the last hour failed. Clients that disconnected are no errors."""
+    load = total(read_history(SPANS["hour"], timezone.now()))
+    errors = {code: number for code, number in load.errors.items() if code != CLIENT_DISCONNECTED}
+    failed = sum(errors.values())
+    if load.requests < MIN_REQUESTS or failed < MIN_ERROR_SHARE * load.requests:
+        return
+    code = max(errors, key=lambda each: errors[each])
+    text = f"{failed:,} of {load.requests:,} requests failed in the last hour, most often with {code or 'no code'}."
+    query = urlencode({"code": code, "last": "hour", "source": "all"})
+    url = f"{reverse('admin:openai_api_requestlog_changelist')}?{query}"
+    yield Notice("warn", text, url if user.has_perm("openai_api.view_requestlog") else "")
+
+
 def _disk(user: User) -> Iterator[Notice]:
     free = shutil.disk_usage(settings.MILLM_HOME).free
     if free < 2 * settings.MILLM_MIN_FREE_BYTES:
@@ -113,6 +131,7 @@ SOURCES: tuple[tuple[str, Callable[[User], Iterator[Notice]]], ...] = (
     ("inference.view_languagemodel", _models),
     ("inference.view_languagemodel", _disk),
     ("openai_api.view_requestlog", _log),
+    ("console.view_loadsample", _errors),
     ("jobs.view_job", _jobs),
     ("steering.review_steeringprofile", _reviews),
     ("steering.view_watchevent", _watch_events),

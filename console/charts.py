@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from django.utils.timezone import localtime
 
@@ -79,10 +79,23 @@ CHARTS: tuple[tuple[str, str, tuple[Column, ...]], ...] = (
 
 
 def charts(span: Span, points: Sequence[Point]) -> list[Chart]:
-    return [
-        Chart(title, unit, tuple(name for name, _ in columns), tuple(_row(span, point, columns) for point in points))
-        for title, unit, columns in CHARTS
-    ]
+    return [_in_seconds(_chart(span, points, *described)) for described in CHARTS]
+
+
+def _chart(span: Span, points: Sequence[Point], title: str, unit: str, columns: tuple[Column, ...]) -> Chart:
+    rows = tuple(_row(span, point, columns) for point in points)
+    return Chart(title, unit, tuple(name for name, _ in columns), rows)
+
+
+def _in_seconds(chart: Chart) -> Chart:
+    """Return a chart of milliseconds in seconds, if a value is a second or more."""
+    if chart.unit != "ms" or not any(value and value >= 1000 for row in chart.rows for value in row.values):
+        return chart
+    rows = (
+        replace(row, values=tuple(None if value is None else float(f"{value / 1000:.3g}") for value in row.values))
+        for row in chart.rows
+    )
+    return replace(chart, unit="s", rows=tuple(rows))
 
 
 def _row(span: Span, point: Point, columns: tuple[Column, ...]) -> Row:

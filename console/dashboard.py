@@ -1,4 +1,4 @@
-"""The dashboard: notices, models, jobs and load."""
+"""The dashboard: the user's own work, notices, models, jobs and load."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from django.urls import reverse
 from console.attention import notices
 from console.charts import charts
 from console.first_steps import first_steps
+from console.home import home_cards, puts_work_first
 from console.load.history import SPANS, read_history, total
 from console.load.load import Load
 from console.pages import Page, register_page
@@ -44,6 +45,8 @@ def context(request: HttpRequest) -> Mapping[str, Any]:
     return {
         "notices": notices(user),
         "steps": first_steps(user, site_url),
+        "home": home_cards(user),
+        "home_is_first": puts_work_first(user),
         "models": LanguageModel.objects.all() if user.has_perm("inference.view_languagemodel") else None,
         "memory_budget": settings.MILLM_MEMORY_BUDGET,
         "jobs": _jobs(user),

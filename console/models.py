@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from django.conf import settings
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
 
@@ -79,3 +80,34 @@ class ServerSettings(models.Model):
 
     def __str__(self) -> str:
         return "Server settings"
+
+
+class SingleSignOnIdentity(models.Model):
+    """A person at an OpenID Connect provider, and the user that signs in as that person."""
+
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="single_sign_on")
+    issuer = models.CharField(max_length=500)
+    subject = models.CharField(max_length=255, help_text="The provider's `sub`, which never changes.")
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        verbose_name = "single sign-on"
+        verbose_name_plural = "single sign-on"
+        constraints = (models.UniqueConstraint(fields=["issuer", "subject"], name="single_sign_on_is_unique"),)
+
+    def __str__(self) -> str:
+        return f"{self.subject} at {self.issuer}"
+
+
+class UserPreferences(models.Model):
+    """What a user chose for their own console."""
+
+    user = models.OneToOneField(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="preferences")
+    hides_first_steps = models.BooleanField(default=False)
+
+    class Meta:
+        verbose_name_plural = "user preferences"
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"preferences of {self.user}"

@@ -39,7 +39,11 @@ SECTIONS: tuple[tuple[str, tuple[Entry, ...]], ...] = (
         "Overview",
         (
             Entry("Dashboard", "layout-dashboard", (Tab("Dashboard", page="dashboard"),)),
-            Entry("Playground", "flask-conical", (Tab("Playground", page="playground"),)),
+            Entry(
+                "Studio",
+                "flask-conical",
+                (Tab("Steering studio", page="studio"), Tab("Playground", page="playground")),
+            ),
         ),
     ),
     (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from django.conf import settings
 from django.contrib.admin import AdminSite
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
@@ -13,6 +14,7 @@ from django.urls import URLPattern, URLResolver
 from console.login_limit import LimitedLoginForm
 from console.navigation import place_of, sections
 from console.pages import PAGES
+from console.single_sign_on import is_offered
 
 
 class ConsoleSite(AdminSite):
@@ -26,7 +28,8 @@ class ConsoleSite(AdminSite):
         return [*PAGES.urls(self), *super().get_urls()]
 
     def login(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        response = super().login(request, extra_context)
+        offered = {"single_sign_on": settings.MILLM_OIDC_NAME if is_offered() else ""}
+        response = super().login(request, {**offered, **(extra_context or {})})
         form = (response.context_data or {}).get("form") if isinstance(response, TemplateResponse) else None
         if isinstance(form, LimitedLoginForm) and form.wait_s:
             response.status_code = 429

@@ -13,7 +13,7 @@ from media.client import MediaClient, WorkerBusyError
 from media.messages import ModelSpec
 
 if TYPE_CHECKING:
-    from inference.engine.models.loader import ModelSpec as EngineSpec
+    from inference.engine.models.facts import ModelSpec as EngineSpec
 
 PACKAGES = ("av", "diffusers")  # of the extra
 

@@ -35,6 +35,8 @@ READ_ONCE = (
     "TRANSFORMERS_",
 )  # variables of Python and of the libraries that are preloaded
 SETTINGS: dict[str, str] = {}  # MILLM_ variables of every program, unless its caller names others
+if "TEST_ENGINE" in os.environ:  # to run all live tests with another MILLM_ENGINE
+    SETTINGS["MILLM_ENGINE"] = os.environ["TEST_ENGINE"]
 SERVES_ON = re.compile(r"miLLM serves on (\S+)")
 
 
@@ -59,6 +61,13 @@ class LiveServer:
     @property
     def pid(self) -> int:
         return self.process.pid
+
+    @property
+    def engine(self) -> psutil.Process:
+        """The process that computes: the engine's, if it has one of its own."""
+        server = psutil.Process(self.pid)
+        own = [child for child in server.children() if child.cmdline()[2:3] != [] and "engine" in child.cmdline()[2]]
+        return own[0] if own else server
 
     def wait_for(self, pattern: str | re.Pattern[str], timeout_s: float = PATIENCE_S) -> re.Match[str]:
         """The first match in a line not looked at before; fails with the output when the process ends without it."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
-from django.db import close_old_connections, connection
 from django.http import Http404, HttpRequest
 from django.http.response import HttpResponseBase
 
+from core.database import own_connection
 from core.errors import MillmError
 from openai_api.analysis.page import explained
 from openai_api.endpoints.chat import create_chat_completion
@@ -89,13 +89,19 @@ def _draft_view(endpoint: str, handler: Handler, names: frozenset[str], **fixed:
             return _problems_response(error)
         except MillmError as error:
             return refusal_response(error)
-        asked = {**fields, **fixed, "model": draft.model, "user": user.get_username()}
-        override = SteeringOverride(SteeringSelection(draft=draft.version), draft.words)
-        asked_as_client = request_for(endpoint, asked)
-        call = Call(asked_as_client, endpoint, source="console", session_user_id=user.pk, override=override)
-        return await respond_as(call, None, handler)
+        return await respond_with_draft(user, endpoint, handler, {**fields, **fixed}, draft)
 
     return view
+
+
+async def respond_with_draft(
+    user: SessionUser, endpoint: str, handler: Handler, fields: Mapping[str, Any], draft: UnsavedDraft
+) -> HttpResponseBase:
+    """Answer as the API would, steered by a draft instead of what requests can select."""
+    asked = request_for(endpoint, {**fields, "model": draft.model, "user": user.get_username()})
+    override = SteeringOverride(SteeringSelection(draft=draft.version), draft.words)
+    call = Call(asked, endpoint, source="console", session_user_id=user.pk, override=override)
+    return await respond_as(call, None, handler)
 
 
 def _asked(request: HttpRequest, names: frozenset[str]) -> dict[str, Any]:
@@ -109,11 +115,11 @@ def _asked(request: HttpRequest, names: frozenset[str]) -> dict[str, Any]:
 
 def _read(request: HttpRequest, user: SessionUser, object_id: str) -> UnsavedDraft:
     """Read the form in a thread, with a database connection that is closed before the answer is generated."""
-    close_old_connections()
     request.user = cast("Any", user)
     pages = cast("SteeringProfileAdmin", admin.site.get_model_admin(SteeringProfile))
     try:
-        return pages.unsaved_draft(request, object_id)
+        with own_connection():
+            return pages.unsaved_draft(request, object_id)
     except Http404:
         raise MillmError(
             "The profile does not exist, or you don't have access to it.", status=404, code="profile_not_found"
@@ -121,9 +127,6 @@ def _read(request: HttpRequest, user: SessionUser, object_id: str) -> UnsavedDra
     except PermissionDenied:
         message = "You can't edit this profile, so you can't preview its draft. Duplicate it instead."
         raise forbidden(message, code="permission_denied") from None
-    finally:
-        if not connection.in_atomic_block:
-            connection.close()
 
 
 def _problems_response(error: InvalidDraftError) -> HttpResponseBase:

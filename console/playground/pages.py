@@ -25,15 +25,14 @@ from openai_api.http.json_body import read_json_object
 from openai_api.http.session_auth import refusal_response
 from steering.evaluation.headline import find_headlines
 from steering.features.admin import feature_url
-from steering.models import SAE, Feature, FeatureEdit, ProfileVersion, SteeringProfile
+from steering.models import SAE, Feature, ProfileVersion, SteeringProfile
+from steering.profiles.edit_preview import edit_choices
 from steering.profiles.inline_edits import read_inline
 from steering.services import create_profile
 from steering.spec.parsing import parse_edits
-from steering.spec.units import DEFAULT_STRENGTH
 from steering.visibility import visible_profiles
 
 VERSIONS = 10  # latest versions offered for each profile
-OPERATIONS = ("add", "clamp", "scale", "ablate", "at_least", "at_most", "orthogonal", "projection_cap")
 
 
 def context(request: HttpRequest) -> Mapping[str, Any]:
@@ -41,10 +40,7 @@ def context(request: HttpRequest) -> Mapping[str, Any]:
     models = [_model(user, model) for model in LanguageModel.objects.filter(kind="generation").order_by("name")]
     choices = {
         "models": models,
-        "operations": [choice for choice in FeatureEdit.Operation.choices if choice[0] in OPERATIONS],
-        "units": FeatureEdit.Unit.choices,
-        "phases": FeatureEdit.Phase.choices,
-        "strength": DEFAULT_STRENGTH,
+        **edit_choices(),
         "needs_key": settings.MILLM_AUTH == "required",
         "urls": _urls(),
     }

@@ -172,9 +172,13 @@ class Profiles(Resource):
 
     @described(request=ProfileInput, responses={201: ProfileOut})
     def create(self, request: Request) -> Response:
-        """Create a draft. Edits name a feature by ``sae`` and ``index``, or have the format of a version's edits."""
+        """Create a draft.
+
+        Edits name a feature by ``sae`` and ``index`` or a registered vector by ``set``, or have the format of a
+        version's edits.
+        """
         data = self.read(ProfileInput)
-        edits = read_short_edits(data["model"], data.pop("edits"))
+        edits = read_short_edits(data["model"], data.pop("edits"), viewer=self.user)
         return self._answer_stored(services.create_profile(**data, edits=edits, owner=self.user), status=201)
 
     @described(request=ProfileChange)
@@ -208,7 +212,8 @@ class Profiles(Resource):
     def change_draft(self, request: Request, pk: str) -> Response:
         """Replace the edits of the draft."""
         profile = self.get_object()
-        services.replace_draft(profile=profile, edits=read_short_edits(profile.model, self.read(DraftInput)["edits"]))
+        edits = read_short_edits(profile.model, self.read(DraftInput)["edits"], viewer=self.user)
+        services.replace_draft(profile=profile, edits=edits)
         return Response({"edits": edits_to_json(draft_edits(profile))})
 
     @described(request=NoteInput, responses={201: VersionOut})

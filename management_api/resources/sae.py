@@ -15,6 +15,7 @@ from rest_framework.response import Response
 from inference.files.sources import check_within_roots
 from inference.interventions import Site
 from inference.models import LanguageModel
+from inference.steering_refs import loaded_saes
 from management_api.resources.job import JobOut, job_started
 from management_api.serializers import (
     Choice,
@@ -39,7 +40,6 @@ from steering.features.label_files import parse_label_file
 from steering.features.label_import import import_labels
 from steering.interpretation.job import request_interpretation
 from steering.models import SAE
-from steering.profiles.compilation import get_compiler
 from steering.profiles.snapshot import source_of
 from steering.sae_registry.health import judge
 from steering.sae_registry.jobs import request_measurement, request_sae
@@ -80,7 +80,7 @@ class SAEOut(ReadSerializer):
         return [verdict.text for verdict in judge(sae)]
 
     def get_is_loaded(self, sae: SAE) -> bool:
-        return get_compiler().loaded_bytes(sae.checksum) is not None
+        return loaded_saes().loaded_bytes(sae.checksum) is not None
 
 
 class SAEFilters(Filters):
@@ -301,7 +301,7 @@ class SAEs(UploadResource):
     def load(self, request: Request, pk: str) -> Response:
         """Load the weights of an SAE."""
         sae = self.get_object()
-        get_compiler().sae(source_of(sae))
+        loaded_saes().load_sae(source_of(sae))
         return self.answer(sae)
 
     @described(request=None)
@@ -309,5 +309,5 @@ class SAEs(UploadResource):
     def unload(self, request: Request, pk: str) -> Response:
         """Unload the weights of an SAE."""
         sae = self.get_object()
-        get_compiler().unload_sae(sae.checksum)
+        loaded_saes().unload_sae(sae.checksum)
         return self.answer(sae)

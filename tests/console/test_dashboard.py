@@ -6,13 +6,15 @@ import uuid
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Group, User
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 from pytest_django.fixtures import Settings
 
+from audit.models import AuditEvent
+from audit.record import record
 from console.attention import notices
 from console.dashboard import MAX_ROWS
 from console.first_steps import first_steps
@@ -21,8 +23,8 @@ from console.load.sampler import record_load
 from inference.models import LanguageModel
 from jobs.models import Job
 from openai_api.keys.services import create_api_key
-from openai_api.models import ApiKey, RequestLog
-from steering.models import SteeringProfile
+from openai_api.models import ApiKey, LogAccess, RequestLog
+from steering.models import Evaluation, SteeringProfile
 from tests.console.test_pages import client_of, staff
 
 pytestmark = pytest.mark.django_db
@@ -32,6 +34,12 @@ EVIL = "<script>alert(1)</script>"
 @pytest.fixture
 def root() -> User:
     return User.objects.create_superuser("root")
+
+
+def member(group: str) -> User:
+    user = User.objects.create_user(f"one-of-{group}", is_staff=True)
+    user.groups.add(Group.objects.get(name=group))
+    return user
 
 
 def page(user: User, query: str = "") -> str:
@@ -137,6 +145,35 @@ def test_what_needs_attention_is_said_gravest_first(root: User):
     assert EVIL not in text
 
 
+@pytest.mark.parametrize(
+    ("requests", "errors", "said"),
+    [
+        (100, {"model_not_found": 4, "invalid_value": 2}, "6 of 100 requests failed in the last hour, most often with"),
+        (100, {"model_not_found": 4}, ""),
+        (100, {"client_disconnected": 50}, ""),
+        (10, {"model_not_found": 10}, ""),
+    ],
+)
+def test_many_errors_need_attention(root: User, requests: int, errors: dict[str, int], said: str):
+    now = datetime.now(UTC).replace(second=0, microsecond=0)
+    load = Load(requests=requests, errors=errors)
+    record_load(process=uuid.uuid4(), minutes={now: load}, hours={now.replace(minute=0): load})
+    found = [each for each in notices(root) if "requests failed" in each.text]
+    assert [each.text.startswith(said) for each in found] == ([True] if said else [])
+    if found:
+        assert "code=model_not_found" in found[0].url
+        assert client_of(root).get(found[0].url).status_code == 200
+        (seen,) = [each for each in notices(staff("view_loadsample")) if "requests failed" in each.text]
+        assert seen.url == ""
+
+
+def test_long_waits_are_in_seconds(root: User):
+    write_load(first_tokens=(*NO_WAITS[:-1], 3), gaps=(5, *NO_GAPS[1:]))
+    text = page(root)
+    assert '<strong>Time to first token</strong> <span class="quiet">s</span>' in text
+    assert '<strong>Time between tokens</strong> <span class="quiet">ms</span>' in text
+
+
 def test_of_jobs_one_hears_one_s_own():
     rita = staff("view_job")
     now = timezone.now()
@@ -162,11 +199,12 @@ def test_the_number_of_queries_does_not_grow(root: User, django_assert_max_num_q
     key = create_api_key(name="k", owner=root).api_key
     for number in range(30):
         Job.objects.create(kind="x", title=f"Job {number}", state="failed", finished_at=timezone.now())
-        LanguageModel.objects.create(name=f"m{number}", source="/m", state="failed")
+        model = LanguageModel.objects.create(name=f"m{number}", source="/m", state="failed")
+        SteeringProfile.objects.create(name=f"p{number}", model=model, owner=root)
         write_load(keys={str(key.pk): 1}, profiles={f"p{number}@1": 1})
     client = client_of(root)
     client.get("/admin/")
-    with django_assert_max_num_queries(20):
+    with django_assert_max_num_queries(35):
         client.get("/admin/?span=week")
 
 
@@ -209,6 +247,80 @@ class TestFirstSteps:
 
     def test_who_cannot_take_them_is_not_led_there(self, url: str):
         assert first_steps(staff("view_languagemodel"), url) == []
+
+    def test_a_second_administrator_has_steps_of_their_own(self, root: User, url: str):
+        LanguageModel.objects.create(name="m", source="/m")
+        create_api_key(name="k", owner=root)
+        other = User.objects.create_superuser("other")
+        assert self.states(root, url)[:2] == [True, True]
+        assert self.states(other, url)[:2] == [True, False]
+
+    def test_researchers_steer_publish_and_measure(self, url: str):
+        rita = member("Researchers")
+        assert [step.title for step in first_steps(rita, url)] == [
+            "Steer in the studio",
+            "Publish a profile",
+            "Measure it",
+        ]
+        model = LanguageModel.objects.create(name="m", source="/m")
+        profile = SteeringProfile.objects.create(name="mine", model=model, owner=rita)
+        assert self.states(rita, url) == [True, False, False]
+        profile.versions.create(number=1, edits=[], fingerprint="x", published_by=rita)
+        assert self.states(rita, url) == [True, True, False]
+        Evaluation.objects.create(kind="sweep", model=model, profile=profile, result={}, created_by=rita)
+        assert first_steps(rita, url) == []
+
+    def test_auditors_find_and_read_a_request(self, url: str):
+        anna = member("Auditors")
+        assert [step.title for step in first_steps(anna, url)] == ["Find a request", "Read a request"]
+        LogAccess.objects.create(act=LogAccess.Act.SEARCH, username="somebody")
+        assert self.states(anna, url) == [False, False]
+        for act in (LogAccess.Act.SEARCH, LogAccess.Act.READ):
+            LogAccess.objects.create(act=act, username=anna.username)
+        assert first_steps(anna, url) == []
+
+    def test_a_user_can_hide_them(self, root: User, url: str):
+        other = User.objects.create_superuser("other")
+        client = client_of(root)
+        assert client.get(reverse("admin:console_hide_first_steps")).status_code == 405
+        assert client.post(reverse("admin:console_hide_first_steps")).status_code == 302
+        assert client.post(reverse("admin:console_hide_first_steps")).status_code == 302
+        assert first_steps(root, url) == []
+        assert "First steps" not in page(root)
+        assert first_steps(other, url) != []
+
+
+class TestHome:
+    def test_researchers_see_their_work_before_the_server(self):
+        rita = member("Researchers")
+        model = LanguageModel.objects.create(name="m", source="/m")
+        for name, owner in (("mine", rita), (EVIL[:5], rita), ("shipped", None)):
+            SteeringProfile.objects.create(name=name, model=model, owner=owner)
+        SteeringProfile.objects.create(name="old", model=model, owner=rita, archived_at=timezone.now())
+        text = page(rita)
+        assert text.index("My profiles") < text.index("Requests per second")
+        assert "/admin/studio/?model=m&amp;profile=mine" in text
+        assert "Not published yet." in text
+        for hidden in ("profile=shipped", "profile=old", "Recent changes", EVIL[:5] + "<"):
+            assert hidden not in text
+
+    def test_who_runs_the_server_sees_it_first(self, root: User):
+        text = page(root)
+        assert text.index("Requests per second") < text.index("My profiles")
+
+    def test_auditors_see_changes_and_evaluations(self, root: User):
+        model = LanguageModel.objects.create(name="m", source="/m")
+        record(AuditEvent.Action.CHANGE, model, user=root, detail="x")
+        Evaluation.objects.create(kind="sweep", model=model, result={}, created_by=root)
+        text = page(member("Auditors"))
+        assert "changed m" in text
+        assert "Recent evaluations" in text
+        assert "My profiles" not in text
+
+    def test_without_work_it_says_how_to_begin(self):
+        text = page(member("Researchers"))
+        assert "You have no profiles yet." in text
+        assert "No evaluations yet." in text
 
 
 def test_a_stranger_is_sent_to_the_login():

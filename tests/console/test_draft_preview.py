@@ -13,7 +13,7 @@ from django.urls import reverse
 
 from inference.registry.model_card import ModelNotReadyError
 from openai_api.models import RequestLog
-from openai_api.request_log.detail import version_html
+from openai_api.request_log.pages.detail import version_html
 from steering.models import SAE, FeatureEdit, SteeringProfile
 from steering.profiles.resolver import SteeringSelection
 from tests.console.test_playground import scoring, signed_in

@@ -42,7 +42,7 @@ def test_an_add_form_shows_no_objects_of_the_program(root: Client, model_class: 
 
 
 def test_all_pages_propose_the_same_strength(root: Client, feature: Feature, profile: SteeringProfile):  # noqa: F811
-    """A new edit in a profile's form, “steer with this” and the playground."""
+    """A new edit in a profile's form, “steer with this”, "try it", the studio and the playground."""
     profile.edits.all().delete()
     pages = {
         "profile": root.get(reverse("admin:steering_steeringprofile_change", args=[profile.pk])),
@@ -53,9 +53,13 @@ def test_all_pages_propose_the_same_strength(root: Client, feature: Feature, pro
             r'<input[^>]*name="(?:edits-(?:2-)?(?:0|__prefix__)-)?strength"[^>]*>', response.content.decode()
         )
         assert tags, name
-        assert all(f'value="{DEFAULT_STRENGTH}"' in tag for tag in tags), (name, tags)
-    playground = root.get(reverse("admin:console_playground"))
-    assert f"&quot;strength&quot;: {DEFAULT_STRENGTH}" in playground.content.decode()
+        assert all(f'value="{DEFAULT_STRENGTH}"' in tag for tag in tags if "value=" in tag), (name, tags)
+    for response in (
+        pages["feature"],
+        root.get(reverse("admin:console_studio")),
+        root.get(reverse("admin:console_playground")),
+    ):
+        assert f"&quot;strength&quot;: {DEFAULT_STRENGTH}" in response.content.decode()
 
 
 class TestFeatureLinks:

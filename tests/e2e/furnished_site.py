@@ -184,7 +184,7 @@ print(used.plain)
 RULES_AND_JOBS = """
 from django.contrib.auth.models import User
 from openai_api.models import RequestLog
-from openai_api.request_log.search_pages import save_search
+from openai_api.request_log.pages.search import save_search
 from openai_api.request_log.replay import start_replay
 from steering.profiles import lifecycle
 from steering.watch.services import save_rule

@@ -45,7 +45,7 @@ def test_edit_publish_see_the_change_and_find_the_request(page, client, live_sit
 
     page.goto(f"{live_site.url}/admin/")
     page.locator("#console-nav").get_by_role("link", name="Request log").click()
-    page.get_by_label("Id starts with").fill(request_id)
+    page.get_by_label("Words").fill(request_id)
     page.get_by_role("button", name="Search", exact=True).click()
     page.click("#result_list tbody tr:first-child a")
     content = page.locator("#content")

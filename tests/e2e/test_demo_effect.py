@@ -12,7 +12,8 @@ import torch
 from asgiref.sync import async_to_sync
 from django.core.management import call_command
 
-from inference.engine.models.loader import LoadedModel, ModelSpec, load_model
+from inference.engine.models.facts import ModelSpec
+from inference.engine.models.loader import LoadedModel, load_model
 from inference.interventions import Intervention
 from tests.engine.harness import EngineHarness
 from tests.steering.resolving import intervention_of, local_resolver

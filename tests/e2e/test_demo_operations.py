@@ -14,7 +14,8 @@ from asgiref.sync import async_to_sync
 
 from inference.captures import CaptureSpec, FeatureValues
 from inference.engine.messages import CaptureEvent
-from inference.engine.models.loader import LoadedModel, ModelSpec, load_model
+from inference.engine.models.facts import ModelSpec
+from inference.engine.models.loader import LoadedModel, load_model
 from inference.interventions import Intervention, Site
 from inference.text.dialects.dialect import answer_segment_rules, dialect_of
 from steering.demo.install import ARTIFACTS, install_demo

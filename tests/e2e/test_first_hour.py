@@ -86,7 +86,7 @@ def test_from_a_topic_to_a_published_profile_whose_effect_shows(page: Page, live
     expect(tested).not_to_contain_text("not active")
 
     visitor.fill("Name of the new profile", "seaside")
-    visitor.fill("Strength", "1")
+    visitor.fill("Strength:", "1")
     visitor.press("Add to draft")
     visitor.is_told('to draft "seaside"')
 

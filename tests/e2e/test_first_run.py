@@ -42,7 +42,7 @@ def shell(script: str) -> str:
 
 def test_from_an_empty_install_to_a_profile_of_one_s_own(page: Page, live_site: LiveSite):
     visitor = Visitor(page)
-    titles = ("Add a model", "Create an API key", "Send a request", "Create a profile")
+    titles = ("Add a model", "Create an API key", "Send a request", "Publish a profile")
     for title in titles:
         expect(step(page, title)).to_contain_text("to do")
 
@@ -64,7 +64,8 @@ def test_from_an_empty_install_to_a_profile_of_one_s_own(page: Page, live_site: 
     assert json.loads(told)["choices"][0]["message"]["content"]
     assert '"profile":"gloomy@1"' in told
 
-    step(page, "Create a profile").get_by_role("link", name="Browse features").click()
+    step(page, "Publish a profile").get_by_role("link", name="Open studio").click()
+    visitor.go("Features")
     visitor.steer_with("rain", "wet")
     visitor.publish("A first one.", "wet@1")
     assert shell(f"{exports}\n{sys.executable} -c '{ASK}'").startswith("wet@1 ")

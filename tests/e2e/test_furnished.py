@@ -25,9 +25,17 @@ NO_PAGES = {
     *("autocomplete", "jsi18n", "view_on_site", "inference_languagemodel_live", "steering_feature_lens"),
     *("steering_feature_neighbours", "steering_feature_test"),
     *("console_playground_features", "console_playground_labels", "console_playground_draft", "console_palette"),
+    *("console_studio_profile", "console_studio_features", "console_studio_text", "console_studio_vectors"),
+    *("console_studio_edits", "console_studio_save"),
     "console_playground_feature",  # leads on to the feature's own page
     # what forms are sent to
-    *("console_install_demo", "inference_languagemodel_act", "jobs_job_cancel", "jobs_job_retry"),
+    *(
+        "console_install_demo",
+        "console_hide_first_steps",
+        "inference_languagemodel_act",
+        "jobs_job_cancel",
+        "jobs_job_retry",
+    ),
     *("openai_api_requestlog_export", "openai_api_requestlog_save_search", "openai_api_requestlog_delete_search"),
     *("steering_evaluation_use", "steering_feature_steer", "steering_steeringprofile_outcomes"),
     "steering_steeringprofile_measure",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 from typing import Any
 
 import pytest
@@ -81,6 +83,20 @@ def test_tokens_of_a_logged_request(page: Page, live_site: LiveSite, request_id:
     assert [(one["id"], node["html"][:200]) for one in page.evaluate(RUN_AXE) for node in one["nodes"]] == []
     page.set_viewport_size({"width": 390, "height": 844})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_the_id_and_the_command_are_copied(page: Page, live_site: LiveSite, request_id: str):
+    open_row(page, live_site, request_id)
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy id").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == request_id
+    page.get_by_text("curl", exact=True).click()
+    page.get_by_role("button", name="Copy as curl").click()
+    expect(page.locator(".log-curl").get_by_role("button", name="Copied")).to_be_visible()
+    command = page.evaluate("navigator.clipboard.readText()").strip()
+    answer = subprocess.run(["sh", "-c", f"{command} -sf"], check=True, timeout=60, capture_output=True)  # noqa: S607
+    assert json.loads(answer.stdout)["choices"][0]["message"]["content"]
 
 
 def test_a_token_is_explained(page: Page, live_site: LiveSite, request_id: str):

@@ -120,8 +120,8 @@ def test_completions_echo_and_score(client):
 
 def test_an_end_that_is_the_only_new_token_is_scored_too(client, live_site):
     """Evaluation harnesses take the last entry for the new token's, whatever it is."""
-    end = httpx.get(f"{live_site.url}/tokenizer_info").json()["eos_token_id"]
-    prompt = httpx.post(f"{live_site.url}/tokenize", json={"prompt": "Once upon a time"}).json()["tokens"]
+    end = httpx.get(f"{live_site.url}/tokenizer_info", timeout=60).json()["eos_token_id"]
+    prompt = httpx.post(f"{live_site.url}/tokenize", json={"prompt": "Once upon a time"}, timeout=60).json()["tokens"]
     answer = client.completions.create(
         model="demo", prompt=prompt, echo=True, max_tokens=1, logprobs=1, temperature=0, logit_bias={str(end): 100}
     )
@@ -176,7 +176,7 @@ def test_a_client_that_leaves_frees_its_slot(client, live_site):
     )
     for _, _ in zip(range(3), stream, strict=False):
         pass
-    assert engine_load(live_site)["running"] == 1
+    wait_for(lambda: engine_load(live_site)["running"] == 1)
     stream.close()
     left_at = engine_load(live_site)["steps"]
     wait_for(lambda: engine_load(live_site)["running"] == 0)

@@ -73,13 +73,23 @@ def part(page: Page, name: str, first: Locator, last: Locator | None = None, hei
     page.set_viewport_size(before)
 
 
-def fieldset(page: Page, name: str) -> Locator:
-    return page.locator("fieldset", has=page.get_by_role("heading", name=name, exact=True)).first
-
-
 def wait_for_answers(page: Page) -> None:
     for state in page.locator(".column-state").all():
         expect(state).to_contain_text(DONE, timeout=RUN_MS)
+
+
+def test_studio_image(page: Page, live_site: LiveSite):
+    page.goto(f"{live_site.url}/admin/studio/?model=smollm2")
+    expect(page.locator(".studio-card").first).to_be_visible()
+    with page.expect_response("**/studio/features/"):
+        page.get_by_label("Search features").fill("sea")
+    expect(page.locator(".studio-found:not([aria-busy]) .studio-card").first).to_contain_text("seas, bays")
+    page.locator(".studio-card [data-act=add]").first.click()
+    page.get_by_role("button", name="Run", exact=True).click()
+    wait_for_answers(page)
+    expect(page.locator("[data-side=steered] .answer-kl")).to_contain_text("nats per token")
+    page.locator("[data-side=steered] .token").nth(2).hover()
+    picture(page, "studio", 1000)
 
 
 def test_readme_images(page: Page, live_site: LiveSite):
@@ -103,7 +113,7 @@ def test_readme_images(page: Page, live_site: LiveSite):
     picture(page, "profile", 1000)
 
     page.goto(f"{live_site.url}{logged}")
-    part(page, "request", fieldset(page, "Tokens"), fieldset(page, "Profile"), 2_000)
+    part(page, "request", page.locator("#content"), height=1_000)
 
 
 def test_research_images(page: Page, live_site: LiveSite):
@@ -138,7 +148,7 @@ def test_research_images(page: Page, live_site: LiveSite):
     part(page, "research-feature", page.locator("#content"), height=1_100)
 
     visitor.fill("Name of the new profile", "seaside")
-    visitor.fill("Strength", "1")
+    visitor.fill("Strength:", "1")
     visitor.press("Add to draft")
     preview = page.locator("#draft-preview")
     preview.get_by_label("Seed").fill("0")

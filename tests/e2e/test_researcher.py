@@ -135,8 +135,8 @@ class Walk:
 
     def look_up(self, request_id: str) -> None:
         self.open("openai_api/requestlog/")
-        self.page.fill("#log-id", request_id)
-        self.page.click("#log-search [type=submit]")
+        self.page.fill("#log-text", request_id)
+        self.page.get_by_role("button", name="Search", exact=True).click()
         self.page.click("#result_list tbody tr:first-child a")
 
 

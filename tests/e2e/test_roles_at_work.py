@@ -185,5 +185,6 @@ def test_who_may_see_the_log_alone_sees_no_texts(visitor: Visitor, live_site: Li
     expect(visitor.content.get_by_label("Words")).to_have_count(0)
     visitor.page.locator("#result_list tbody th a").first.click()
     expect(visitor.content).to_contain_text("/v1/chat/completions")
-    for hidden in ("umbrellas", "Prompt", "Completion", "Replay…"):
+    expect(visitor.content).to_contain_text("Visible to users who can view request texts.")
+    for hidden in ("umbrellas", "Token by token", "curl", "Replay…"):
         expect(visitor.content).not_to_contain_text(hidden)

@@ -120,7 +120,11 @@ class Visitor:
     def find_request(self, label: str, text: str) -> None:
         """Searches the log until the row is there: rows are written within a second or so."""
         self.go("Request log")
-        self.fill(label, text)
+        self.content.locator("#log-search").wait_for()
+        field = self.content.get_by_label(label).first
+        if not field.is_visible():
+            self.content.get_by_text("Filters", exact=True).click()
+        self.fill_in(field, text)
         row = self.page.locator("#result_list tbody th a")
         for _ in range(60):
             self.press("Search")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.engine.models.loader import ModelSpec
+from inference.engine.models.facts import ModelSpec
 from inference.registry.loading import estimate_from_directory
 from media.messages import ModelSpec as WorkerSpec
 from media.worker.models import load

@@ -24,12 +24,14 @@ function appliedText({ profile, steering: { expected, applied } }) {
 const percent = (value) => `${Number((100 * value).toPrecision(3))}%`;
 
 export class Run {
-  // `logUrl`: URL of the request log, null for users who may not see it. `changed` is called on start and end.
-  constructor(root, { answer, logUrl, changed }) {
+  // `logUrl`: URL of the request log, null for users who may not see it. `changed` is called on start and end. With
+  // `isBrief`, what steering did is a tooltip.
+  constructor(root, { answer, logUrl, changed, isBrief = false }) {
     this._line = root.querySelector(".column-state");
     this._answer = answer;
     this._logUrl = logUrl;
     this._changed = changed;
+    this._isBrief = isBrief;
     this._abort = null;
   }
 
@@ -41,6 +43,7 @@ export class Run {
     const abort = (this._abort = new AbortController());
     const tokens = new Tokens();
     this._answer.begin(tokens);
+    this._line.removeAttribute("title");
     this.say("Waiting for the model. If it is not loaded, it is loaded first.", "loading");
     this._changed();
     try {
@@ -87,8 +90,9 @@ export class Run {
     const words = [endText(tokens.list.length, reason)];
     if (receipt) {
       const { sites, without_effect: inert = [] } = receipt.steering;
-      words.push(appliedText(receipt));
-      for (const one of sites) words.push(effectText(one));
+      const did = [appliedText(receipt), ...sites.map(effectText)];
+      if (this._isBrief) this._line.title = did.join(" ");
+      else words.push(...did);
       for (const one of inert) words.push(`Edit ${one.edit + 1} has no effect: ${one.reason}`);
     }
     this.say(words.join(" "));
