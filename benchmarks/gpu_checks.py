@@ -135,14 +135,15 @@ class Steps:
         self, seconds: float, echo: Callable[[str], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock, self._echo = clock, echo
-        self._deadline = clock() + seconds
+        self._began = clock()
+        self._deadline = self._began + seconds
         self.failures: list[str] = []
 
     def __call__(self, name: str, step: Callable[[], None]) -> None:
         if self._clock() > self._deadline:
             self._echo(f"== {name}: skipped, the time is over (--minutes)")
             return
-        self._echo(f"== {name}")
+        self._echo(f"== {name} (after {self._clock() - self._began:.0f} s)")
         try:
             step()
         except Exception as error:  # noqa: BLE001 - the next step may work

@@ -18,7 +18,7 @@ from inference.engine.cache.plan import make_cache
 from inference.engine.cache.policy import CacheCounts, Growth
 from inference.engine.config import EngineConfig
 from inference.engine.kernels.accelerator import Accelerate, accelerate
-from inference.engine.kernels.decode_graphs import DecodeGraphs
+from inference.engine.kernels.step_graphs import StepGraphs
 from inference.engine.messages import (
     CaptureEvent,
     Counts,
@@ -80,7 +80,13 @@ class ModelEngine:
         )
         accelerator = accelerate(loaded, cache, config)
         # Drafts decide what the next step is.
-        self._runner = ModelRunner(loaded, cache, accelerator, looks_ahead=config.speculative_method == "none")
+        self._runner = ModelRunner(
+            loaded,
+            cache,
+            accelerator,
+            looks_ahead=config.speculative_method == "none",
+            max_chunk=config.max_prefill_tokens,
+        )
         if accelerator is not None and accelerator.prepares:
             self._runner.prepare_graphs()
         self._steps = chunk_isolation(self._runner.run)
@@ -121,7 +127,7 @@ class ModelEngine:
         return self._scheduler.num_preemptions
 
     @property
-    def graphs(self) -> DecodeGraphs | None:
+    def graphs(self) -> StepGraphs | None:
         """CUDA graphs of decode steps; None on a CPU."""
         return self._runner.graphs
 

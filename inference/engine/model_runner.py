@@ -21,7 +21,7 @@ from inference.engine.capture.table import CaptureTable
 from inference.engine.kernels import native
 from inference.engine.kernels.accelerator import Accelerator
 from inference.engine.kernels.attention import TokenSpan
-from inference.engine.kernels.decode_graphs import DecodeGraphs, padded_rows
+from inference.engine.kernels.step_graphs import Shape, StepGraphs, padded_rows
 from inference.engine.kernels.step_inputs import (
     StepArrays,
     StepTensors,
@@ -29,6 +29,7 @@ from inference.engine.kernels.step_inputs import (
     differ_only_in_tokens,
     step_tensors,
 )
+from inference.engine.kernels.varlen_attention import VarlenStep
 from inference.engine.messages import TokenLogprob
 from inference.engine.models.loader import LoadedModel
 from inference.engine.models.sites import SiteHooks
@@ -98,7 +99,8 @@ class ModelRunner:
 
     There, a step that only decodes is followed at once by the next one, on the tokens that lie on the device, while
     the host still handles its result. If the next step turns out to be another one, because a sequence ended or
-    arrived, it runs again, and writes the same keys and values again. ``looks_ahead`` False: never.
+    arrived, it runs again, and writes the same keys and values again. ``looks_ahead`` False: never. ``max_chunk``: the
+    most prompt tokens of a step.
     """
 
     def __init__(
@@ -108,9 +110,11 @@ class ModelRunner:
         accelerator: Accelerator | None = None,
         *,
         looks_ahead: bool = True,
+        max_chunk: int = 512,
     ) -> None:
         self.loaded = loaded
         self._cache = cache
+        self._max_chunk = max_chunk
         self._cache_ops: deque[CacheOp] = deque()
         self.device = torch.device(loaded.device)
         hooks = SiteHooks(loaded.module)
@@ -118,8 +122,8 @@ class ModelRunner:
         self.captures = CaptureTable(loaded.module, hooks)
         self.masks = MaskComputer(loaded.grammars.vocab_size if loaded.grammars else loaded.vocab_size)
         self._sampler = Sampler()
-        self._attention = accelerator and accelerator.attention
-        self.graphs = self._decode_graphs(accelerator)
+        self._attention = None if accelerator is None else accelerator.attention
+        self.graphs = self._step_graphs(accelerator)
         self._looks_ahead = looks_ahead
         self._ahead: _Ahead | None = None
         self.steps_ahead = 0  # that were used
@@ -189,14 +193,18 @@ class ModelRunner:
             logits = self._replayed(step)
         if logits is None:
             tensors = step_tensors(step, self.device)
-            logits = self._logits(tensors, segments, tensors.logit_places)
+            varlen = tensors.varlen(self._attention, segments) if self._attention else None
+            logits = self._logits(tensors, segments, varlen, tensors.logit_places)
         return logits if logit_places else logits[:0]
 
     def _logits(
-        self, tensors: StepTensors, segments: tuple[TokenSpan, ...], logit_places: Tensor | int, max_keys: int = 0
+        self,
+        tensors: StepTensors,
+        segments: tuple[TokenSpan, ...],
+        varlen: VarlenStep | None,
+        logit_places: Tensor | int,
     ) -> Tensor:
-        """Return logits. ``logit_places`` 0: all places; see :meth:`StepTensors.varlen` for ``max_keys``."""
-        varlen = tensors.varlen(self._attention, segments, max_keys) if self._attention else None
+        """Return logits. ``logit_places`` 0: all places."""
         output = self.loaded.module(
             input_ids=tensors.tokens.unsqueeze(0),
             position_ids=tensors.positions.unsqueeze(0),
@@ -208,27 +216,34 @@ class ModelRunner:
 
     # Graphs
 
-    def _decode_graphs(self, accelerator: Accelerator | None) -> DecodeGraphs | None:
+    def _step_graphs(self, accelerator: Accelerator | None) -> StepGraphs | None:
         if accelerator is None or accelerator.capture is None:
             return None
         tables, size = self._cache.policy.tables, self._cache.policy.block_size
-        return DecodeGraphs(
-            self._decode_logits,
+        takes_prompts = accelerator.attention.is_complete and bool(self._cache.pool.spare_blocks)
+        return StepGraphs(
+            self._static_logits,
             accelerator.capture,
             self.device,
             max_rows=len(tables[0]),
             block_size=size,
             max_keys=tables[0].shape[1] * size,
             counts_keys=not accelerator.attention.is_complete,
+            max_prompt_tokens=self._max_chunk + len(tables[0]) if takes_prompts else 0,
+            spare_blocks=self._cache.pool.spare_blocks,
         )
 
-    def _decode_logits(self, tensors: StepTensors, num_rows: int, max_keys: int) -> Tensor:
-        """Return logits of one token per row with up to ``max_keys`` keys. Does not read on the host, so it can be
-        captured.
-        """
+    def _static_logits(self, tensors: StepTensors, shape: Shape) -> Tensor:
+        """Return logits of a step of this shape. Does not read on the host, so it can be captured."""
+        assert self._attention is not None, "graphs belong to an accelerator"
         self.steering.begin_static(tensors.steering_rows)
         try:
-            return self._logits(tensors, (TokenSpan(max_keys - 1, 1),) * num_rows, 0, max_keys)
+            if not shape.segments:
+                segments = (TokenSpan(shape.keys - 1, 1),) * shape.rows
+                return self._logits(tensors, segments, tensors.varlen(self._attention, segments, shape.keys), 0)
+            varlen = tensors.varlen_of_any(self._attention, shape.keys)
+            segments = (TokenSpan(0, shape.rows),) * shape.segments
+            return self._logits(tensors, segments, varlen, tensors.logit_places)
         finally:
             self.steering.end_static()
 
@@ -247,7 +262,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def prepare_graphs(self) -> None:
-        """Capture unsteered steps of every number of sequences, before there is traffic to hold up."""
+        """Capture unsteered steps of every number of sequences, and of prompts of every length, before there is traffic
+        to hold up.
+        """
         if self.graphs is None:
             return
         tables, size = self._cache.policy.tables, self._cache.policy.block_size
@@ -265,6 +282,7 @@ class ModelRunner:
         ]
         with self.steering.steering([]):
             self.graphs.prepare(steps)
+            self.graphs.prepare_prompts(steps[-1])
 
     # Steps ahead
 

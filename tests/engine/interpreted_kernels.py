@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import sys
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -14,11 +16,16 @@ from inference.engine.kernels.accelerator import Accelerator, attention_of
 from inference.engine.kernels.gpu.attention import paged_attention
 from inference.engine.kernels.gpu.fusion import GpuAttention, GpuLayer
 from inference.engine.kernels.gpu.layers import add_rms_norm, gate_mul, rms_norm, rotate_and_write
+from inference.engine.kernels.gpu.sampling import CHUNK, choose_tokens, works_on
+from inference.engine.kernels.step_graphs import Capture
 from inference.engine.kernels.varlen_attention import torch_attention
 from inference.engine.models.facts import ModelSpec
-from inference.engine.models.loader import load_model
+from inference.engine.models.loader import LoadedModel, load_model
+from inference.engine.sampling.sampler import peaks, sample
 from tests.builders import ARCHITECTURES, build_model
 from tests.engine.harness import EngineHarness, reference_tokens
+from tests.engine.sampling import sequence
+from tests.engine.test_accelerator import again
 from tests.engine.test_varlen_attention import build_case
 
 DTYPES = ((torch.float32, 1e-5), (torch.bfloat16, 2e-2))
@@ -97,27 +104,95 @@ def same(got: Tensor, expected: Tensor, tolerance: float) -> None:
     assert torch.allclose(got.float(), expected.float(), atol=tolerance, rtol=tolerance)
 
 
+def sampling() -> None:
+    """The likeliest tokens are torch's; drawn ones are those of inversion in float64."""
+    assert works_on(torch.device("cpu"))
+    generator = torch.Generator().manual_seed(3)
+    for vocab in (7, 100, 513, CHUNK, CHUNK + 1, 3 * CHUNK - 5):
+        logits = 3 * torch.randn(6, vocab, generator=generator)
+        logits[1, vocab // 2 :] = logits[1].max()  # ties: the first one
+        logits[2, : vocab // 2] = float("-inf")
+        logits[3, vocab - 1] = float("nan")
+        logits[4] = float("-inf")
+        for dtype in (torch.float32, torch.bfloat16):
+            kept = logits.to(dtype)
+            tokens, flags = choose_tokens(kept, None, None)
+            best, expected = peaks(kept)
+            assert tokens[:4].tolist() == expected[:4].tolist()
+            assert flags[:, 1].tolist() == torch.isfinite(best).int().tolist()
+            assert flags[:, 0].tolist() == tokens.tolist()
+        for _ in range(5):
+            uniforms = torch.rand(6, dtype=torch.float64, generator=generator)
+            temperatures = torch.tensor([0.7, 1.5, 1.0, 1.0, 1.0, 0.0])
+            tokens, _ = choose_tokens(logits, temperatures, uniforms)
+            for row in range(3):
+                ends = (logits[row].double() / temperatures[row].double()).softmax(-1).cumsum(-1)
+                assert tokens[row] == int(torch.searchsorted(ends, uniforms[row], right=True)), (vocab, row)
+            assert tokens[5] == logits[5].argmax()
+    limited_sampling(generator)
+
+
+def limited_sampling(generator: torch.Generator) -> None:
+    """Truncated draws are those of the ordinary sampler, in every dtype, also with ties and flat distributions."""
+    several = {"top_k": 40, "top_p": 0.5, "min_p": 0.01}
+    kinds: list[dict[str, Any]] = [{"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, several, {"top_p": 0.01}, {}]
+    scales = torch.tensor([[0.1], [1], [1], [3], [1], [1]])
+    for vocab in (50, CHUNK + 300):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            logits = torch.randn(len(kinds), vocab, generator=generator) * scales
+            logits[1, 3:9] = logits[1].max()
+            logits = logits.to(dtype)
+            drawn = []
+            for device_can in (False, True):
+                sequences = [sequence(seed=i, temperature=0.7, **kind) for i, kind in enumerate(kinds)]
+                with patch("inference.engine.sampling.sampler._can_choose_on", lambda _, can=device_can: can):
+                    drawn.append([sample(logits, sequences).token_ids for _ in range(3)])
+            assert drawn[0] == drawn[1], (vocab, dtype)
+
+
 def engine(folder: Path) -> None:
     prompts = [tuple(range(3 + 7 * i, 3 + 7 * i + length)) for i, length in enumerate((1, 40))]
     for name in ARCHITECTURES:
         loaded = load_model(ModelSpec("tiny", build_model(folder / name, name), dtype="float32", device="cpu"))
         assert any(isinstance(module.forward, GpuLayer) for module in loaded.module.modules())
         assert any(isinstance(module.forward, GpuAttention) for module in loaded.module.modules())
-        harness = EngineHarness(
-            loaded,
-            max_prefill_tokens=32,
-            accelerate=lambda loaded, cache, config: Accelerator(attention_of(loaded, cache, config)),
-        )
+        harness = accelerated(loaded, None)
         got = {prompt: harness.add(prompt=prompt, max_tokens=5) for prompt in prompts}
         harness.run()
         for prompt, transcript in got.items():
             assert transcript.token_ids == reference_tokens(loaded, prompt, 5)
 
 
+def graphs(folder: Path) -> None:
+    """Prompts of different lengths in one graph, which is captured for the third of them, beside one that decodes."""
+    loaded = load_model(ModelSpec("tiny", build_model(folder, "llama"), dtype="float32", device="cpu"))
+    harness = accelerated(loaded, again)
+    beside = harness.add(prompt=(9, 8, 7), max_tokens=8)
+    for prompt in (tuple(range(3 + i, 3 + i + 20 + 3 * i)) for i in range(4)):
+        transcript = harness.add(prompt=prompt, max_tokens=2)
+        while not transcript.is_ended:
+            harness.step()
+        assert transcript.token_ids == reference_tokens(loaded, prompt, 2)
+    harness.run()
+    assert beside.token_ids == reference_tokens(loaded, (9, 8, 7), 8)
+    assert harness.engine.graphs is not None
+    assert harness.engine.graphs.num_with_prompts == 1
+
+
+def accelerated(loaded: LoadedModel, capture: Capture | None) -> EngineHarness:
+    return EngineHarness(
+        loaded,
+        max_prefill_tokens=32,
+        max_batch_size=4,
+        kv_cache_backend="paged",
+        accelerate=lambda loaded, cache, config: Accelerator(attention_of(loaded, cache, config), capture),
+    )
+
+
 if __name__ == "__main__":
     part, folder = sys.argv[1:]
-    if part == "engine":
-        engine(Path(folder))
+    if part in {"engine", "graphs"}:
+        {"engine": engine, "graphs": graphs}[part](Path(folder))
     else:
-        {"attention": attention, "layers": layers}[part]()
+        {"attention": attention, "layers": layers, "sampling": sampling}[part]()
     sys.stdout.write("ok\n")

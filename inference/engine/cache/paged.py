@@ -131,6 +131,8 @@ class PagedCache:
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:
         end = self._blocks_of(sequence.num_computed + num_tokens)
         holdings = self._held[sequence.slot]
+        if end <= min(holding.end for holding in holdings):  # nearly always
+            return True
         missing = [max(0, end - holding.end) for holding in holdings]
         if any(count > m.num_free for count, m in zip(missing, self._managers, strict=True)):
             return False

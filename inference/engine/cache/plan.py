@@ -55,8 +55,8 @@ class _Measures:
         """The number of tokens that fit if all layers keep all tokens."""
         return self.num_bytes // sum(group.bytes_per_token for group in self.groups)
 
-    def pool(self, num_blocks: Sequence[int], block_size: int) -> KVPool:
-        return KVPool(self.layouts, self.groups, num_blocks, block_size, self.device)
+    def pool(self, num_blocks: Sequence[int], block_size: int, *, has_spare: bool = False) -> KVPool:
+        return KVPool(self.layouts, self.groups, num_blocks, block_size, self.device, has_spare=has_spare)
 
 
 def make_cache(loaded: LoadedModel, config: EngineConfig, max_seq_len: int) -> ModelCache:
@@ -135,7 +135,7 @@ def _paged(measures: _Measures, config: EngineConfig, page: int) -> ModelCache:
         block_size=page,
         max_chunk=config.max_prefill_tokens,
     )
-    pool = measures.pool(num_blocks, page)
+    pool = measures.pool(num_blocks, page, has_spare=True)
     num_bytes = sum(n * size for n, size in zip(num_blocks, block_bytes, strict=True))
     num_tokens = min(n for n, kept_by in zip(num_blocks, kept, strict=True) if kept_by == max(kept)) * page
     return ModelCache(policy, pool, "paged", num_bytes, num_tokens)

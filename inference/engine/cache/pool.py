@@ -18,7 +18,10 @@ from inference.engine.kernels.pages import HUGE_PAGE, VirtualTensor
 
 
 class KVPool:
-    """``num_blocks[g]`` blocks of ``block_size`` tokens for the layers of group ``g``."""
+    """``num_blocks[g]`` blocks of ``block_size`` tokens for the layers of group ``g``.
+
+    ``has_spare``: one more block per group, to which nothing of any sequence is written.
+    """
 
     def __init__(
         self,
@@ -27,7 +30,11 @@ class KVPool:
         num_blocks: Sequence[int],
         block_size: int,
         device: torch.device,
+        *,
+        has_spare: bool = False,
     ) -> None:
+        self.spare_blocks = tuple(num_blocks) if has_spare else ()
+        num_blocks = [count + has_spare for count in num_blocks]
         self.block_size = block_size
         self.group_of_layer = {layer: g for g, group in enumerate(groups) for layer in group.layers}
         self.layouts = layouts

@@ -11,7 +11,7 @@ import torch
 from inference.engine.cache.layout import num_heads
 from inference.engine.cache.plan import ModelCache
 from inference.engine.config import EngineConfig
-from inference.engine.kernels.decode_graphs import Capture, CudaCapture
+from inference.engine.kernels.step_graphs import Capture, CudaCapture
 from inference.engine.kernels.varlen_attention import VarlenAttention, choose_attention
 from inference.engine.models.loader import LoadedModel
 

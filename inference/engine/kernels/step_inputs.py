@@ -130,6 +130,47 @@ def padded(step: StepArrays, num_rows: int, width: int) -> StepArrays:
     )
 
 
+def padded_chunks(
+    step: StepArrays, num_tokens: int, num_segments: int, width: int, spare_blocks: Sequence[int], block_size: int
+) -> StepArrays:
+    """Pad a step of a paged cache to ``num_tokens`` tokens and ``num_segments`` segments, and its tables to ``width``.
+
+    All segments are chunks then, also those of one token. The tokens that fill up are a segment of their own, which is
+    written to a spare block of each layer group. Further segments are empty.
+    """
+    count, real, last = len(step.tokens), len(step.lengths), len(step.logit_places) - 1
+    more = np.arange(num_tokens - count)
+
+    def table(of: NDArray[np.int32], spare: int) -> NDArray[np.int32]:
+        wider = np.zeros((num_segments, width), dtype=of.dtype)
+        wider[:real, : of.shape[1]] = of
+        wider[real] = spare
+        return wider
+
+    lengths = np.zeros(num_segments, dtype=np.int32)
+    lengths[:real], lengths[real] = step.lengths, len(more)
+    ends = np.full(num_segments + 1, num_tokens, dtype=np.int32)
+    ends[: len(step.single_ends)] = step.single_ends
+    ends[len(step.single_ends) : real + 1] = step.single_ends[-1] + step.chunk_ends[1:]
+    return replace(
+        step,
+        tokens=np.append(step.tokens, np.zeros_like(more)),
+        positions=np.append(step.positions, np.zeros_like(more)),
+        logit_places=step.logit_places[np.minimum(np.arange(num_segments), last)],
+        steering_rows=np.append(step.steering_rows, np.zeros_like(more)),
+        slots=tuple(
+            np.append(slots, spare * block_size + more % block_size)
+            for slots, spare in zip(step.slots, spare_blocks, strict=True)
+        ),
+        tables=tuple(map(table, step.tables, spare_blocks)),
+        lengths=lengths,
+        single_ends=NO_CHUNK_ENDS,
+        chunk_ends=ends,
+        chunk_starts=NO_CHUNK,
+        chunk_counts=NO_CHUNK,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class StepTensors:
     """The arrays of a step on its device."""
@@ -191,6 +232,15 @@ class StepTensors:
             parts.append(AttentionCall(tokens, chosen, ends, self.lengths[chosen], counts, longest))
         starts: tuple[Tensor | None, ...] = self.starts or (None,) * len(self.tables)
         return VarlenStep(attention, tuple(parts), self.tables, starts)
+
+    def varlen_of_any(self, attention: VarlenAttention, max_keys: int) -> VarlenStep:
+        """Return one call for chunks of any lengths: see :func:`padded_chunks`."""
+        num_tokens, num_segments = len(self.tokens), len(self.lengths)
+        longest = (num_tokens,) * num_segments
+        call = AttentionCall(
+            slice(0, num_tokens), slice(0, num_segments), self.chunk_ends, self.lengths, longest, max_keys
+        )
+        return VarlenStep(attention, (call,), self.tables, (None,) * len(self.tables))
 
 
 class StaticStep:

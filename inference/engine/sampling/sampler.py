@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from inference.engine.kernels import gpu
 from inference.engine.messages import TokenLogprob
 from inference.engine.sampling.logit_edits import edit
 from inference.engine.sampling.logprobs import measure_logprobs, read_logprobs
@@ -71,6 +72,8 @@ class Sampler:
         if not sequences:
             return Sampled([], [], [], [])
         table = self._table_for(logits, sequences, masks.rows if masks else ())
+        if table.is_simple and _can_choose_on(logits.device):
+            return _choose_quickly(logits, table, meanwhile)
         uniforms = _uniforms(table.random, logits.device) if table.random else NO_NUMBERS
         first = (0 if logits.device.type == "cpu" else SECOND_WIDTH) if self._reach is None else self._reach
         sampled = _sample(logits, table, masks, uniforms, Search(first), meanwhile)
@@ -105,6 +108,28 @@ def draw_ahead(sequence: Sequence, count: int) -> None:
         sequence.uniforms[:0] = numbers  # the last one is used next
 
 
+def _can_choose_on(device: torch.device) -> bool:
+    if not gpu.can_run(device):
+        return False
+    from inference.engine.kernels.gpu.sampling import works_on  # requires Triton
+
+    return works_on(device)
+
+
+def _choose_quickly(logits: Tensor, table: SamplingTable, meanwhile: Meanwhile | None) -> Sampled:
+    """Sample a simple batch in three kernels instead of up to 80."""
+    from inference.engine.kernels.gpu.sampling import choose_tokens  # requires Triton
+
+    uniforms = None
+    if table.temperatures is not None:
+        numbers = [0.0 if s.request.sampling.is_greedy else _uniform(s) for s in table.sequences]
+        uniforms = to_device(numbers, logits.device, torch.float64)
+    tokens, flags = choose_tokens(logits, table.temperatures, uniforms, table.limits)
+    sampled = _to_host(logits, tokens, flags, table.logprobs, [], meanwhile)
+    assert sampled is not None, "no search can be too short"
+    return sampled
+
+
 def _sample(
     logits: Tensor,
     table: SamplingTable,
@@ -120,7 +145,8 @@ def _sample(
         tokens[table.worked], is_possible[table.worked] = _choose(
             logits[table.worked], best[table.worked], tokens[table.worked], table, masks, uniforms, search
         )
-    return _to_host(logits, tokens, torch.isfinite(best), is_possible, table.logprobs, search.too_short, meanwhile)
+    flags = torch.stack([tokens.int(), torch.isfinite(best).int(), is_possible.int()], 1)
+    return _to_host(logits, tokens, flags, table.logprobs, search.too_short, meanwhile)
 
 
 def _choose(
@@ -163,21 +189,23 @@ def _uniform(sequence: Sequence) -> float:
 def _to_host(
     logits: Tensor,
     tokens: Tensor,
-    finite: Tensor,
-    is_possible: Tensor,
+    flags: Tensor,
     requested: LogprobRows | None,
     too_short: list[Tensor],
     meanwhile: Meanwhile | None,
 ) -> Sampled | None:
-    """Copy the results of the step to the host at once. Returns None if one of the flags ``too_short`` is set."""
+    """Copy the results of the step to the host at once. Returns None if one of the flags ``too_short`` is set.
+
+    ``flags``: int32 ``[rows, 3]``, the tokens, whether the logits are finite, and whether a token is possible.
+    """
     rows = len(tokens)
-    parts = [tokens.int(), finite.int(), is_possible.int()]
+    parts = [flags.flatten()]
     if requested is not None:
         parts.append(
             measure_logprobs(logits[requested.rows], tokens[requested.rows], max(requested.num_tops)).flatten()
         )
     parts.extend(flag.int().view(1) for flag in too_short)
-    copy = HostCopy(torch.cat(parts))
+    copy = HostCopy(torch.cat(parts) if len(parts) > 1 else parts[0])
     if meanwhile is not None:
         meanwhile(tokens)
     host = copy.numpy()
@@ -185,19 +213,15 @@ def _to_host(
         if host[-len(too_short) :].any():
             return None
         host = host[: -len(too_short)]
-    token_ids: list[int] = host[:rows].tolist()
+    by_row = host[: 3 * rows].reshape(rows, 3)
+    token_ids: list[int] = by_row[:, 0].tolist()
     logprobs: list[TokenLogprob | None] = [None] * rows
     if requested is not None:
         measured = host[3 * rows :].reshape(len(requested.places), -1)
         ids = [token_ids[place] for place in requested.places]
         for place, logprob in zip(requested.places, read_logprobs(measured, ids, requested.num_tops), strict=True):
             logprobs[place] = logprob
-    return Sampled(
-        token_ids,
-        logprobs,
-        host[rows : 2 * rows].astype(bool).tolist(),
-        host[2 * rows : 3 * rows].astype(bool).tolist(),
-    )
+    return Sampled(token_ids, logprobs, by_row[:, 1].astype(bool).tolist(), by_row[:, 2].astype(bool).tolist())
 
 
 def peaks(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -28,6 +28,17 @@ class RandomRows:
 
 
 @dataclass(frozen=True, slots=True)
+class RowLimits:
+    """Limits by row, ``[rows]``: ``top_k`` int32, 0 for none; ``top_p`` float64, 1 for none; ``min_p`` float32, 0 for
+    none.
+    """
+
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class LogprobRows:
     """The rows with requested log-probabilities, and the number of top tokens of each."""
 
@@ -38,7 +49,10 @@ class LogprobRows:
 
 @dataclass(frozen=True, slots=True)
 class SamplingTable:
-    """The parameters of a batch. ``worked``: rows that need more than an argmax; None if there are none."""
+    """The parameters of a batch. ``worked``: rows that need more than an argmax; None if there are none.
+    ``temperatures``: float32 ``[rows]``, 0 for the likeliest token; None if no row is random. ``limits``: top-k, top-p
+    and min-p by row; None if there are none.
+    """
 
     sequences: list[Sequence]
     masked: tuple[int, ...]
@@ -46,6 +60,14 @@ class SamplingTable:
     edits: Edits
     random: RandomRows | None
     logprobs: LogprobRows | None
+    temperatures: Tensor | None
+    limits: RowLimits | None
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether no row has edited logits or typical-p, so that the kernels of a GPU can choose its token."""
+        has_typical_p = self.random is not None and self.random.limits.typical_p is not None
+        return self.edits.are_none and not self.masked and not has_typical_p
 
     def fits(self, sequences: list[Sequence], masked: tuple[int, ...]) -> bool:
         return self.sequences == sequences and self.masked == masked
@@ -70,7 +92,26 @@ def build_table(
         edits=build_edits(chosen, [place[row] for row in masked], device),
         random=_random_rows(chosen, vocab_size, device),
         logprobs=_logprob_rows(sequences, vocab_size, device),
+        temperatures=_temperatures(sequences, device),
+        limits=_row_limits(sequences, vocab_size, device),
     )
+
+
+def _temperatures(sequences: list[Sequence], device: torch.device) -> Tensor | None:
+    params = [sequence.request.sampling for sequence in sequences]
+    if all(p.is_greedy for p in params):
+        return None
+    return to_device([0.0 if p.is_greedy else p.temperature for p in params], device, torch.float32)
+
+
+def _row_limits(sequences: list[Sequence], vocab_size: int, device: torch.device) -> RowLimits | None:
+    params = [sequence.request.sampling for sequence in sequences]
+    top_k = [p.top_k if 0 < p.top_k < vocab_size else 0 for p in params]
+    top_p, min_p = [min(p.top_p, 1.0) for p in params], [max(p.min_p, 0.0) for p in params]
+    if not any(top_k) and not any(min_p) and min(top_p) == 1.0:
+        return None
+    kinds = ((top_k, torch.int32), (top_p, torch.float64), (min_p, torch.float32))
+    return RowLimits(*(to_device(values, device, dtype) for values, dtype in kinds))
 
 
 def _random_rows(sequences: list[Sequence], vocab_size: int, device: torch.device) -> RandomRows | None:

@@ -45,13 +45,13 @@ class _Before:
     steering_expected: int
     steering_applied: int
     steering_effects: dict[Site, list[float]]
-    random: Tensor | None  # the generator's state, if the attempt may draw from it
+    random: Tensor | None  # the generator's state, if the attempt draws from it
     uniforms: tuple[float, ...]  # drawn before and not used yet
 
     @classmethod
     def of(cls, chunk: Chunk) -> _Before:
         sequence = chunk.sequence
-        draws = chunk.samples and not sequence.request.sampling.is_greedy
+        draws = not sequence.request.sampling.is_greedy and len(sequence.uniforms) < chunk.num_sampled
         return cls(
             sequence,
             sequence.num_computed,
@@ -69,4 +69,4 @@ class _Before:
         self.sequence.steering_effects = self.steering_effects
         if self.random is not None:
             self.sequence.generator.set_state(self.random)
-            self.sequence.uniforms[:] = self.uniforms
+        self.sequence.uniforms[:] = self.uniforms

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from operator import attrgetter
 
@@ -33,30 +33,26 @@ RANK = attrgetter("rank")
 OLDEST_SHARE = 4  # the prompt that has waited longest gets at least one in this many tokens of the budget
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Chunk:
     """The next ``num_tokens`` tokens of a sequence that are not computed yet. If none remain after them, the chunk
     samples.
 
-    The last ones may be ``drafts``, which follow the sequence's own tokens.
+    The last ones may be ``drafts``, which follow the sequence's own tokens. ``num_sampled``: the number of places at
+    which a token is sampled. All is as it was before the step, which reads it several times.
     """
 
     sequence: Sequence
     num_tokens: int
     drafts: tuple[int, ...] = ()
+    num_own: int = field(init=False)
+    samples: bool = field(init=False)
+    num_sampled: int = field(init=False)
 
-    @property
-    def samples(self) -> bool:
-        return self.num_own == self.sequence.num_pending_tokens
-
-    @property
-    def num_own(self) -> int:
-        return self.num_tokens - len(self.drafts)
-
-    @property
-    def num_sampled(self) -> int:
-        """The number of places at which a token is sampled."""
-        return 1 + len(self.drafts) if self.samples else 0
+    def __post_init__(self) -> None:
+        self.num_own = self.num_tokens - len(self.drafts)
+        self.samples = self.num_own == self.sequence.num_pending_tokens
+        self.num_sampled = 1 + len(self.drafts) if self.samples else 0
 
 
 class Scheduler:

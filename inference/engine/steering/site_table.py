@@ -27,7 +27,7 @@ from inference.interventions import FeatureRule, NormEdit, ReaderEdit, VectorEdi
 
 MIN_ENTRIES = 16
 MIN_WIDTH = 4
-MIN_STATIC = 4096
+MIN_STATIC = 8192
 FIRST = torch.tensor([0])
 
 

@@ -44,8 +44,10 @@ from openai_api.request_log.pages.search import SearchPages
 from openai_api.request_log.replay import ReplayError, curl_command
 from openai_api.request_log.search_form import SearchForm
 from openai_api.request_log.summary import badge_of, timeline_html, visible_text
+from openai_api.request_log.writer import log_backlog
 
-WRITING_S = 1.0  # until the row of a request that has just ended is written
+WRITING_S = 1.0  # until the row of a request that has just ended is written, by any process
+MAX_WRITING_S = 15.0  # while entries of this process wait to be written
 POLL_S = 0.05
 ORDER = ("conditions", "format", "texts", "requests")  # jsonb keeps no order; other conditions follow these
 WORDS = {("texts", True): "with texts", ("texts", False): "without texts"}
@@ -112,9 +114,11 @@ class RequestLogAdmin(ExportPages, ReplayPages, SearchPages, ReadOnlyAdmin):
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> RequestLog | None:
         row = super().get_object(request, object_id, from_field)
-        deadline = time.monotonic() + WRITING_S
-        while row is None and time.monotonic() < deadline:  # a request that has just ended is being written
+        began_at, may_come = time.monotonic(), True
+        while row is None and may_come:  # a request that has just ended is being written
             time.sleep(POLL_S)
+            seconds = time.monotonic() - began_at
+            may_come = seconds < (MAX_WRITING_S if log_backlog().waiting else WRITING_S)
             row = super().get_object(request, object_id, from_field)
         if row is not None and not may_see_text(request.user):
             return without_texts(row)

@@ -21,7 +21,9 @@ from core.text import clean_text
 from inference.models import LanguageModel
 from openai_api.models import LogAccess, RequestLog
 from openai_api.request_log.access import record_access
+from openai_api.request_log.pages import admin
 from openai_api.request_log.summary import phases
+from openai_api.request_log.writer import LogBacklog
 from steering.models import ProfileVersion, SteeringProfile, WatchEvent
 from tests.openai_api.request_log.conftest import LOG, SEES_ROWS, SEES_TEXT, client_of, staff
 from tests.openai_api.request_log.rows import row, values
@@ -119,6 +121,21 @@ def test_reading_a_text_is_in_the_trail(auditor: Client):
 def test_a_missing_row_leaves_no_trace(auditor: Client):
     assert auditor.get(f"{LOG}nothing/change/").status_code == 302
     assert not LogAccess.objects.exists()
+
+
+def test_a_row_that_waits_to_be_written_is_waited_for(auditor: Client, monkeypatch):
+    asked: list[int] = []
+
+    def waiting() -> LogBacklog:
+        asked.append(1)
+        if len(asked) == 30:  # longer than a row of another process is waited for
+            row(1)
+        return LogBacklog(waiting=1)
+
+    monkeypatch.setattr(admin, "log_backlog", waiting)
+    monkeypatch.setattr(admin, "WRITING_S", 0.1)
+    assert auditor.get(f"{LOG}req_1/change/").status_code == 200
+    assert len(asked) == 30
 
 
 def test_the_trail_has_its_own_permission_and_is_read_only(auditor: Client):

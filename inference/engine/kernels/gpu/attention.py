@@ -32,9 +32,10 @@ def paged_attention(query: Tensor, places: Places, part: AttentionCall, look: At
     is_single = part.max_queries == 1
     tile = max(MIN_TILE, padded_group) if is_single else max(TILE, padded_group)
     tile_queries = 1 if is_single else tile // padded_group
-    tiles = 1 if is_single else triton.cdiv(part.max_queries, tile_queries)
     segments = len(part.num_queries)
-    splits = _splits(segments * tiles * kv_heads)
+    # As many tiles as the segments can have: each may have one that is not full.
+    tiles = segments if is_single else min(tokens, tokens // tile_queries + segments)
+    splits = _splits(tiles * kv_heads)
     widest = triton.next_power_of_2(max(size, value_size))
     is_wide = widest > 128 or query.dtype is torch.float32
     out = query.new_empty(tokens, heads, value_size)
@@ -43,7 +44,7 @@ def paged_attention(query: Tensor, places: Places, part: AttentionCall, look: At
         sums = torch.empty(splits, tokens, heads, 2, dtype=torch.float32, device=query.device)
     else:
         partial = sums = out
-    _attend[(segments * tiles, kv_heads, splits)](
+    _attend[(tiles, kv_heads, splits)](
         query,
         keys,
         values,
@@ -58,7 +59,7 @@ def paged_attention(query: Tensor, places: Places, part: AttentionCall, look: At
         look.softcap,
         tokens,
         heads,
-        tiles,
+        segments,
         query.stride(0),
         query.stride(1),
         keys.stride(0),
@@ -80,6 +81,7 @@ def paged_attention(query: Tensor, places: Places, part: AttentionCall, look: At
         TILE_QUERIES=tile_queries,
         KEYS=32 if is_wide else 64,
         SPLITS=splits,
+        SEGMENTS=0 if is_single else max(MIN_TILE, triton.next_power_of_2(segments)),
         HAS_SOFTCAP=bool(look.softcap),
         HAS_SINKS=look.sinks is not None,
         LOG2=LOG2_E,
@@ -109,8 +111,10 @@ def _splits(programs: int) -> int:
 
 # Numbers and places that vary from step to step must not lead to further compilations.
 @triton.jit(
-    do_not_specialize=["num_tokens", "tiles", "table_stride"],
-    do_not_specialize_on_alignment=["query", "out", "table", "ends", "lengths", "num_tokens", "tiles", "table_stride"],
+    do_not_specialize=["num_tokens", "segments", "table_stride"],
+    do_not_specialize_on_alignment=[
+        *("query", "out", "table", "ends", "lengths", "num_tokens", "segments", "table_stride")
+    ],
 )
 def _attend(
     query,
@@ -127,7 +131,7 @@ def _attend(
     softcap,
     num_tokens,
     heads,
-    tiles,
+    segments,
     query_stride,
     query_head,
     key_page,
@@ -149,16 +153,17 @@ def _attend(
     TILE_QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
     SPLITS: tl.constexpr,
+    SEGMENTS: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     LOG2: tl.constexpr,
 ):
-    segment = tl.program_id(0) // tiles
+    segment, first = _tile(tl.program_id(0), ends, segments, TILE_QUERIES, SEGMENTS)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
-    begin = tl.load(ends + segment)
-    count = tl.load(ends + segment + 1) - begin
-    first = (tl.program_id(0) % tiles) * TILE_QUERIES
+    is_segment = segment < segments  # there may be more programs than tiles
+    begin = tl.load(ends + segment, mask=is_segment, other=0)
+    count = tl.load(ends + segment + 1, mask=is_segment, other=0) - begin
     if first < count:
         length = tl.load(lengths + segment)
         row = tl.arange(0, TILE)
@@ -227,6 +232,24 @@ def _attend(
             tl.store(partial + part[:, None] * VALUE_SIZE + at_value[None, :], mixed, mask=is_out)
             tl.store(sums + part * 2, top, mask=is_row)
             tl.store(sums + part * 2 + 1, total, mask=is_row)
+
+
+@triton.jit
+def _tile(number, ends, segments, TILE_QUERIES: tl.constexpr, SEGMENTS: tl.constexpr):
+    """Return the segment of a tile, and the tile's first query in it. Tiles are numbered over all segments. SEGMENTS 0:
+    each segment has one query.
+    """
+    segment = number
+    first = 0
+    if SEGMENTS > 0:
+        each = tl.arange(0, SEGMENTS)
+        begins = tl.load(ends + each, mask=each < segments, other=0)
+        counts = tl.load(ends + each + 1, mask=each < segments, other=0) - begins
+        tiles = (counts + TILE_QUERIES - 1) // TILE_QUERIES
+        is_before = tl.cumsum(tiles, 0) <= number
+        first = (number - tl.sum(tl.where(is_before, tiles, 0), 0)) * TILE_QUERIES
+        segment = tl.sum(is_before.to(tl.int32), 0)
+    return segment, first
 
 
 @triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["out", "num_tokens"])

@@ -1,4 +1,4 @@
-"""Decode graphs, with an act that is done again in the place of a captured one."""
+"""Graphs of steps, with an act that is done again in the place of a captured one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from inference.engine.kernels.attention import TokenSpan
-from inference.engine.kernels.decode_graphs import SEEN_BEFORE, DecodeGraphs, Shape, padded_rows
-from inference.engine.kernels.step_inputs import StepArrays, StepTensors, build_step
+from inference.engine.kernels.step_graphs import SEEN_BEFORE, Shape, StepGraphs, padded_rows, token_counts
+from inference.engine.kernels.step_inputs import StepArrays, StepTensors, build_step, padded_chunks
 
 CPU = torch.device("cpu")
 VOCAB, BLOCK = 7, 32
@@ -27,10 +27,10 @@ def step_of(*lengths: int, chunk: int = 0, steered: bool = False, wanted: int | 
     return build_step(segments, tokens, places, np.full(count, int(steered)), rows, (TABLE,), BLOCK)
 
 
-def forward(tensors: StepTensors, num_rows: int, max_keys: int) -> Tensor:
+def forward(tensors: StepTensors, shape: Shape) -> Tensor:
     """Logits that tell each row's inputs."""
-    assert len(tensors.tokens) == num_rows
-    assert tensors.tables[0].shape == (num_rows, -(-max_keys // BLOCK))
+    assert len(tensors.tokens) == shape.rows
+    assert tensors.tables[0].shape == (shape.rows, -(-shape.keys // BLOCK))
     facts = [tensors.tokens, tensors.positions, tensors.slots[0], tensors.lengths, tensors.steering_rows]
     return torch.stack([*facts, tensors.tables[0][:, 0], tensors.tables[0].sum(1)], 1).float()
 
@@ -64,15 +64,15 @@ def capture() -> Recorder:
 
 
 @pytest.fixture
-def graphs(capture) -> DecodeGraphs:
+def graphs(capture) -> StepGraphs:
     return made(capture)
 
 
-def made(capture, forward=forward) -> DecodeGraphs:
-    return DecodeGraphs(forward, capture, CPU, max_rows=12, block_size=BLOCK, max_keys=TABLE.shape[1] * BLOCK)
+def made(capture, forward=forward) -> StepGraphs:
+    return StepGraphs(forward, capture, CPU, max_rows=12, block_size=BLOCK, max_keys=TABLE.shape[1] * BLOCK)
 
 
-def warm(graphs: DecodeGraphs, step: StepArrays, steering: object = None) -> None:
+def warm(graphs: StepGraphs, step: StepArrays, steering: object = None) -> None:
     for _ in range(SEEN_BEFORE):
         assert graphs.run(step, steering) is None
 
@@ -128,6 +128,111 @@ def test_keys_are_rounded_up_to_what_the_tables_hold(graphs):
     assert graphs.shape_of(step_of(1100), "t") == Shape(1, 1280, 40, "t")
 
 
+# Prompts
+
+SPARE, MAX_TOKENS = 500, 100
+
+
+def facts_of(tensors: StepTensors, shape: Shape) -> Tensor:
+    """Logits that tell each place's token, segment, keys and tables."""
+    assert len(tensors.tokens) == shape.rows
+    ends = tensors.chunk_ends
+    assert [int(ends[0]), int(ends[-1]), len(ends)] == [0, shape.rows, shape.segments + 1]
+    owners = torch.searchsorted(ends, tensors.logit_places.int(), right=True) - 1
+    keys = tensors.lengths[owners] - (ends[owners + 1] - 1 - tensors.logit_places)
+    facts = [tensors.tokens, tensors.positions, tensors.slots[0], tensors.steering_rows]
+    at_places = [fact[tensors.logit_places] for fact in facts]
+    return torch.stack([*at_places, keys, tensors.tables[0][owners].sum(1)], 1).float()
+
+
+@pytest.fixture
+def with_prompts(capture) -> StepGraphs:
+    return StepGraphs(
+        facts_of,
+        capture,
+        CPU,
+        max_rows=12,
+        block_size=BLOCK,
+        max_keys=TABLE.shape[1] * BLOCK,
+        max_prompt_tokens=MAX_TOKENS,
+        spare_blocks=(SPARE,),
+    )
+
+
+def mixed_step(singles: tuple[int, ...], chunks: tuple[tuple[int, int], ...]) -> StepArrays:
+    """Single tokens at ``singles``, and chunks ``(start, tokens)``. The last token of each is sampled."""
+    segments = [TokenSpan(start, 1) for start in singles] + [TokenSpan(*chunk) for chunk in chunks]
+    counts = [segment.num_tokens for segment in segments]
+    places = [sum(counts[: i + 1]) - 1 for i in range(len(counts))]
+    steered = np.arange(sum(counts)) % 3
+    return build_step(segments, range(sum(counts)), places, steered, np.arange(len(counts)), (TABLE,), BLOCK)
+
+
+@pytest.mark.parametrize(
+    ("singles", "chunks"),
+    [((), ((0, 40),)), ((5, 700), ((3, 2), (40, 20))), ((9,), ((0, 99),)), ((), ((70, 33), (0, 2), (5, 6)))],
+)
+def test_a_step_with_prompts_is_replayed_for_other_prompts(with_prompts, singles, chunks):
+    """Each place sees its own token, its own keys and its own blocks, and what fills up lies in the spare block."""
+    step = mixed_step(singles, chunks)
+    warm(with_prompts, step)
+    logits = with_prompts.run(step)
+    assert logits is not None
+    assert with_prompts.num_with_prompts == 1
+    owners = range(len(step.lengths))
+    for found, place, owner in zip(logits.tolist(), step.logit_places, owners, strict=True):
+        facts = (step.tokens, step.positions, step.slots[0], step.steering_rows)
+        own = [int(fact[place]) for fact in facts]
+        assert found[:4] == own
+        assert found[4:6] == [step.positions[place] + 1, step.tables[0][owner].sum()]
+
+
+def test_what_fills_up_is_written_to_the_spare_block():
+    step = padded_chunks(mixed_step((5,), ((0, 9),)), 100, 8, 40, (SPARE,), BLOCK)
+    assert step.slots[0][10:].tolist() == [SPARE * BLOCK + i % BLOCK for i in range(90)]
+    assert step.chunk_ends.tolist() == [0, 1, 10, *[100] * 6]
+    assert step.lengths.tolist() == [6, 9, 90, *[0] * 5]
+    assert set(step.tables[0][2].tolist()) == {SPARE}
+    assert not step.steering_rows[10:].any()
+
+
+def test_steps_with_more_tokens_or_places_than_there_is_room_for_have_no_graph(with_prompts):
+    assert with_prompts.shape_of(mixed_step((), ((0, MAX_TOKENS),)), None) is not None
+    assert with_prompts.shape_of(mixed_step((), ((0, MAX_TOKENS + 1),)), None) is None
+    assert with_prompts.shape_of(step_of(5, chunk=60, wanted=61), None) is None
+
+
+def test_numbers_of_tokens_are_rounded_up_to_few():
+    assert token_counts(100) == [32, 48, 64, 96, 100]
+    assert token_counts(20) == [20]
+    assert token_counts(0) == []
+    assert token_counts(100_000)[-3:] == [4096, 6144, 8192]
+
+
+def test_prompts_that_cannot_be_captured_leave_shorter_ones_and_decoding(capture, caplog):
+    def limited(tensors: StepTensors, shape: Shape) -> Tensor:
+        if shape.rows > 64:
+            raise RuntimeError("CUDA error: out of memory")
+        return facts_of(tensors, shape) if shape.segments else forward(tensors, shape)[:, :6]
+
+    graphs = StepGraphs(
+        limited,
+        capture,
+        CPU,
+        max_rows=4,
+        block_size=BLOCK,
+        max_keys=TABLE.shape[1] * BLOCK,
+        max_prompt_tokens=MAX_TOKENS,
+        spare_blocks=(SPARE,),
+    )
+    graphs.prepare([step_of(1)])
+    graphs.prepare_prompts(step_of(1))
+    assert graphs.num_with_prompts == 3, "32, 48 and 64 tokens"
+    assert graphs.num_captured == 4
+    assert graphs.shape_of(mixed_step((), ((0, 70),)), None) is None
+    assert "out of memory" in caplog.text
+
+
 def test_rows_are_rounded_up():
     assert [padded_rows(n) for n in (1, 2, 3, 4, 5, 8, 9, 64)] == [1, 2, 4, 4, 8, 8, 16, 64]
 
@@ -144,10 +249,10 @@ def test_new_tables_take_the_place_of_old_ones(graphs, capture):
 
 
 def test_steering_that_cannot_be_captured_turns_only_its_own_graphs_off(capture, caplog):
-    def picky(tensors: StepTensors, num_rows: int, max_keys: int) -> Tensor:
+    def picky(tensors: StepTensors, shape: Shape) -> Tensor:
         if tensors.steering_rows.any() and is_broken:
             raise RuntimeError("an SAE asks the device")
-        return forward(tensors, num_rows, max_keys)
+        return forward(tensors, shape)
 
     is_broken, graphs, step = True, made(capture, picky), step_of(5, 6, steered=True)
     for _ in range(SEEN_BEFORE + 2):
@@ -180,10 +285,10 @@ def test_what_cannot_be_captured_turns_graphs_off_and_says_why(caplog):
 def test_a_graph_that_says_something_else_is_not_used(broken):
     calls = 0
 
-    def drifting(tensors: StepTensors, num_rows: int, max_keys: int) -> Tensor:
+    def drifting(tensors: StepTensors, shape: Shape) -> Tensor:
         nonlocal calls
         calls += 1
-        return forward(tensors, num_rows, max_keys) * calls
+        return forward(tensors, shape) * calls
 
     graphs = made(broken, drifting)
     step = step_of(5)
@@ -193,10 +298,8 @@ def test_a_graph_that_says_something_else_is_not_used(broken):
 
 
 def test_logits_that_are_no_numbers_are_no_reason(capture):
-    def poisoned(tensors: StepTensors, num_rows: int, max_keys: int) -> Tensor:
-        return torch.cat(
-            [forward(tensors, num_rows, max_keys)[:1] * float("nan"), forward(tensors, num_rows, max_keys)[1:]]
-        )
+    def poisoned(tensors: StepTensors, shape: Shape) -> Tensor:
+        return torch.cat([forward(tensors, shape)[:1] * float("nan"), forward(tensors, shape)[1:]])
 
     graphs = made(capture, poisoned)
     step = step_of(5, 6)

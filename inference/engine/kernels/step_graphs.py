@@ -1,8 +1,9 @@
-"""Decode steps as CUDA graphs: one launch instead of a thousand.
+"""Steps as CUDA graphs: one launch instead of a thousand.
 
-A graph is captured for a number of rows and of keys, both rounded up: when the model is attached, or after a few steps
-of that shape. A step that fits copies its inputs to the graph's input tensors and replays it. The result of a captured
-step is compared with that of the same step without capture. After any failure, steps run without graphs.
+A graph of a step that decodes is captured for a number of rows and of keys, one of a step with prompts for a number of
+tokens and of segments, all rounded up: when the model is attached, or after a few steps of that shape. A step that fits
+copies its inputs to the graph's input tensors and replays it. The result of a captured step is compared with that of
+the same step without capture. After any failure, steps run without graphs.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from inference.engine.kernels.step_inputs import StaticStep, StepArrays, StepTensors, padded
+from inference.engine.kernels.step_inputs import StaticStep, StepArrays, StepTensors, padded, padded_chunks
 
 logger = logging.getLogger(__name__)
 
 SEEN_BEFORE = 2  # steps of a shape before capture: a graph is not worthwhile for a shape that occurs once
 MIN_KEYS, KEYS_FACTOR = 256, 2  # numbers of keys are rounded up to MIN_KEYS times a power of the factor
 FEW_KEYS, FEW_KEYS_FACTOR = 1024, 4  # for attention whose cost does not depend on the rounded number
+FEW_SEGMENTS = 8  # the number of segments of a step with prompts is rounded up to this, or to the largest
+MIN_TOKENS, MAX_TOKENS = 32, 8192  # of steps with prompts; beyond, the device takes longer than the host
 TOLERANCE = 2e-2  # of the largest logit
 
-Forward = Callable[[StepTensors, int, int], Tensor]  # inputs, rows, keys -> logits [rows, vocab]
 Capture = Callable[
     [Callable[[], None]], Callable[[], object]
 ]  # runs a function once, and returns a function that replays it
@@ -32,12 +34,18 @@ Capture = Callable[
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The key of a graph. ``steering`` is None if no token of the step is steered."""
+    """The key of a graph. ``rows``: the number of tokens. ``keys`` and ``width``: the most keys of a segment, and the
+    blocks of them. ``steering`` is None if no token of the step is steered. ``segments``: 0 if all tokens are single.
+    """
 
     rows: int
     keys: int
     width: int
     steering: Hashable | None
+    segments: int = 0
+
+
+Forward = Callable[[StepTensors, Shape], Tensor]  # inputs -> logits [logit places, vocab]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +54,12 @@ class _Captured:
     replay: Callable[[], object]
 
 
-class DecodeGraphs:
+class StepGraphs:
     """The graphs of one model, for up to ``max_rows`` sequences. ``max_keys``: the capacity of a row of its block
     tables, in tokens. ``counts_keys``: whether the cost of attention depends on the rounded number of keys.
+
+    ``max_prompt_tokens``: the most tokens of a step with prompts that has a graph; 0: only steps that decode have one.
+    ``spare_blocks``: by layer group, the block to which tokens are written that only fill up such a step.
     """
 
     def __init__(
@@ -61,11 +72,16 @@ class DecodeGraphs:
         block_size: int,
         max_keys: int,
         counts_keys: bool = True,
+        max_prompt_tokens: int = 0,
+        spare_blocks: tuple[int, ...] = (),
     ) -> None:
         self._forward = forward
         self._capture = capture
         self._device = device
         self._max_rows = padded_rows(max_rows)
+        self._max_segments = max(FEW_SEGMENTS, max_rows + 1) if max_prompt_tokens else 0
+        self._prompt_tokens = token_counts(max_prompt_tokens)
+        self._spare_blocks = spare_blocks
         self._block_size = block_size
         self._max_keys = max_keys
         self._keys = (MIN_KEYS, KEYS_FACTOR) if counts_keys else (FEW_KEYS, FEW_KEYS_FACTOR)
@@ -86,50 +102,83 @@ class DecodeGraphs:
 
     @property
     def widest(self) -> int:
-        """The number of rows of the largest captured step."""
-        return max((shape.rows for shape in self._captured), default=0)
+        """The number of rows of the largest captured step that decodes."""
+        return max((shape.rows for shape in self._captured if not shape.segments), default=0)
+
+    @property
+    def num_with_prompts(self) -> int:
+        """The number of captured steps with prompts."""
+        return sum(shape.segments > 0 for shape in self._captured)
 
     def prepare(self, steps: Iterable[StepArrays]) -> None:
         """Capture the shapes of these steps, before there is traffic to hold up."""
         for step in steps:
             shape = self.shape_of(step, None)
-            if not self._problem and shape not in self._captured:
-                self._capture_shape(shape, step)
+            if shape is not None:
+                self._prepare(shape, step)
+
+    def prepare_prompts(self, step: StepArrays) -> None:
+        """Capture steps with prompts, of all numbers of tokens; ``step`` has one token."""
+        for segments in dict.fromkeys((self._max_segments, FEW_SEGMENTS)):
+            for count in reversed(self._prompt_tokens):
+                self._prepare(self._prompt_shape(count, segments, None), step)
+
+    def _prepare(self, shape: Shape, step: StepArrays) -> None:
+        if not self._problem and shape not in self._captured:
+            self._capture_shape(shape, step)
 
     def run(self, step: StepArrays, steering: Hashable | None = None, tokens: Tensor | None = None) -> Tensor | None:
-        """Return ``[rows, vocab]`` logits of a step of single tokens, valid until the step after the next; None if it
-        must run without a graph.
+        """Return ``[logit places, vocab]`` logits of a step, valid until the step after the next; None if it must run
+        without a graph.
 
         ``steering`` identifies the tables that the hooks read: other tables need another graph. ``tokens`` ``[rows]``
-        on the device replace those of the step, and nothing is captured.
+        on the device replace those of a step that decodes, and nothing is captured.
         """
-        if self._problem or not len(step.lengths) == len(step.logit_places) == len(step.tokens) <= self._max_rows:
+        shape = None if self._problem else self.shape_of(step, steering)
+        if shape is None or (steering is not None and steering == self._refused):
             return None
-        if steering is not None and steering == self._refused:
-            return None
-        shape = self.shape_of(step, steering)
         captured = self._captured.get(shape)
         if captured is None and tokens is None:
             captured = self._capture_if_seen(shape, step)
         if captured is None:
             return None
-        captured.inputs.fill(padded(step, shape.rows, shape.width))
-        rows = len(step.tokens)
+        captured.inputs.fill(self._filled(step, shape))
         if tokens is not None:
-            target = captured.inputs.tensors.tokens
+            rows, target = len(step.tokens), captured.inputs.tensors.tokens
             target[:rows] = tokens
-            target[rows:] = tokens[-1:]
+            if rows < len(target):
+                target[rows:] = tokens[-1:]
         captured.replay()
         self._results.reverse()
-        return self._results[0][:rows].copy_(self._logits[:rows])
+        places = len(step.logit_places)
+        return self._results[0][:places].copy_(self._logits[:places])
 
-    def shape_of(self, step: StepArrays, steering: Hashable | None) -> Shape:
-        keys, factor = self._keys
-        longest = int(step.lengths.max())
-        while keys < longest:
-            keys *= factor
-        keys = min(keys, self._max_keys)
-        return Shape(padded_rows(len(step.tokens)), keys, -(-keys // self._block_size), steering)
+    def shape_of(self, step: StepArrays, steering: Hashable | None) -> Shape | None:
+        """Return the shape of the step's graph; None if there is none for such steps."""
+        count = len(step.tokens)
+        if len(step.lengths) == len(step.logit_places) == count:
+            if count > self._max_rows:
+                return None
+            keys = min(_rounded(int(step.lengths.max()), *self._keys), self._max_keys)
+            return Shape(padded_rows(count), keys, self._width(keys), steering)
+        needed = max(len(step.lengths) + 1, len(step.logit_places))  # one segment has the tokens that fill up
+        segments = FEW_SEGMENTS if needed <= FEW_SEGMENTS else self._max_segments
+        if step.starts or needed > segments:
+            return None
+        tokens = next((most for most in self._prompt_tokens if most >= count), 0)
+        return self._prompt_shape(tokens, segments, steering) if tokens else None
+
+    def _prompt_shape(self, tokens: int, segments: int, steering: Hashable | None) -> Shape:
+        width = self._width(max(self._max_keys, tokens))  # the tokens that fill up may be more than a sequence's
+        return Shape(tokens, self._max_keys, width, steering, segments)
+
+    def _width(self, keys: int) -> int:
+        return -(-keys // self._block_size)
+
+    def _filled(self, step: StepArrays, shape: Shape) -> StepArrays:
+        if not shape.segments:
+            return padded(step, shape.rows, shape.width)
+        return padded_chunks(step, shape.rows, shape.segments, shape.width, self._spare_blocks, self._block_size)
 
     def close(self) -> None:
         """Release the graphs and their memory."""
@@ -148,22 +197,22 @@ class DecodeGraphs:
         try:
             self._captured[shape] = captured = self._captured_step(shape, step)
         except RuntimeError as error:  # includes CUDA errors of operations that cannot be captured
-            self._disable(shape.steering, str(error).strip().partition("\n")[0])
+            self._disable(shape, str(error).strip().partition("\n")[0])
             return None
         return captured
 
     def _captured_step(self, shape: Shape, step: StepArrays) -> _Captured:
-        full = padded(step, shape.rows, shape.width)
+        full = self._filled(step, shape)
         inputs = StaticStep(full, self._device)
         inputs.fill(full)
-        expected = self._forward(inputs.tensors, shape.rows, shape.keys)
+        expected = self._forward(inputs.tensors, shape)
         if not len(self._logits):  # shared by all graphs, so that none keeps its own logits
-            self._logits = expected.new_empty(self._max_rows, expected.shape[1])
+            self._logits = expected.new_empty(max(self._max_rows, self._max_segments), expected.shape[1])
             self._results = [torch.empty_like(self._logits) for _ in range(2)]
-        out = self._logits[: shape.rows]
+        out = self._logits[: len(expected)]
 
         def act() -> None:
-            out.copy_(self._forward(inputs.tensors, shape.rows, shape.keys))
+            out.copy_(self._forward(inputs.tensors, shape))
 
         replay = self._capture(act)
         out.zero_()
@@ -182,17 +231,40 @@ class DecodeGraphs:
             del self._seen[shape]
             self._captured.pop(shape, None)
 
-    def _disable(self, steering: Hashable | None, problem: str) -> None:
-        """Turn off all graphs, or those of steered steps if an SAE may have caused the failure."""
-        if steering is None:
+    def _disable(self, failed: Shape, problem: str) -> None:
+        """Turn off all graphs, those of steered steps if an SAE may have caused the failure, or those of steps with as
+        many tokens if prompts may have.
+        """
+        if failed.steering is None and failed.segments:
+            self._prompt_tokens = [count for count in self._prompt_tokens if count < failed.rows]
+            logger.warning("Steps with %d tokens and more run without CUDA graphs: %s", failed.rows, problem)
+            return
+        if failed.steering is None:
             self._problem = problem
             self.close()
             logger.warning("CUDA graphs are off for this model: %s", problem)
             return
-        self._refused = steering
-        for shape in [s for s in self._captured if s.steering == steering]:
+        self._refused = failed.steering
+        for shape in [s for s in self._captured if s.steering == failed.steering]:
             del self._captured[shape]
         logger.warning("Steered steps run without CUDA graphs until the profiles change: %s", problem)
+
+
+def token_counts(most: int) -> list[int]:
+    """Return the numbers of tokens to which steps with prompts are padded: powers of two, those halfway between two,
+    and ``most``.
+    """
+    most = min(most, MAX_TOKENS)
+    powers = [MIN_TOKENS << i for i in range(most.bit_length())]
+    counts = sorted([*powers, *(count + count // 2 for count in powers)])
+    return [*(count for count in counts if count < most), most] if most else []
+
+
+def _rounded(count: int, least: int, factor: int) -> int:
+    """Return the smallest of ``least``, ``least * factor``, ``least * factor ** 2``, ... that is at least ``count``."""
+    while least < count:
+        least *= factor
+    return least
 
 
 def padded_rows(count: int) -> int:
