@@ -432,3 +432,14 @@ def test_whatever_a_profile_holds_other_rows_keep_their_bits(loaded_models, is_n
     finally:
         made.close()
         native.activate()
+
+
+def test_on_a_gpu_further_profiles_leave_captured_steps_valid(llama):
+    """Their tables are large from the start there. Numbers do not matter, so the device has none."""
+    made = SteeringTable(llama.module, torch.device("meta"))
+    made.acquire(clamp((1, 2)))
+    key = made.graph_key
+    for number in range(40):
+        made.acquire(clamp((1, 2, 3), float(number), name="other"))
+    assert made.graph_key == key
+    made.close()

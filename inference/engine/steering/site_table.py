@@ -25,8 +25,8 @@ from inference.engine.steering.readings import GivenActivations, ReadingKey, Rea
 from inference.engine.steering.rows import Program
 from inference.interventions import FeatureRule, NormEdit, ReaderEdit, VectorEdit
 
-MIN_ENTRIES = 16
-MIN_WIDTH = 4
+MIN_ENTRIES, MIN_WIDTH = 16, 4
+GPU_ENTRIES, GPU_WIDTH = 128, 8  # growing makes captured steps invalid
 MIN_STATIC = 8192
 FIRST = torch.tensor([0])
 
@@ -42,6 +42,7 @@ class SiteTable:
         self.width = width
         self._batch_invariant = batch_invariant
         self._device = device
+        self._min_entries, min_width = (MIN_ENTRIES, MIN_WIDTH) if device.type == "cpu" else (GPU_ENTRIES, GPU_WIDTH)
         self._free: list[int] = []
         self._num_entries = 0  # used so far; later ones are neither read nor written
         self._slots: dict[int, list[int]] = {}  # by row
@@ -55,7 +56,7 @@ class SiteTable:
             vectors=torch.zeros(num_rows, width, device=device),
             norm_limits=torch.zeros(num_rows, device=device),
             counts=torch.zeros(num_rows, dtype=torch.int32, device=device),
-            slots=torch.zeros(num_rows, MIN_WIDTH, dtype=torch.int32, device=device),
+            slots=torch.zeros(num_rows, min_width, dtype=torch.int32, device=device),
             read=torch.zeros(0, width, device=device),
             write=torch.zeros(0, width, device=device),
             numbers=torch.zeros(0, len(Number), device=device),
@@ -243,7 +244,7 @@ class SiteTable:
         self._num_entries += len(fresh)
         t = self._tensors
         if self._num_entries > len(t.read):
-            size = _doubled(max(len(t.read), MIN_ENTRIES), self._num_entries)
+            size = _doubled(max(len(t.read), self._min_entries), self._num_entries)
             grown = {name: _grown(getattr(t, name), size) for name in ("read", "write", "numbers", "codes")}
             self._replace(**grown)
         return reused + fresh

@@ -37,7 +37,7 @@ from inference.interventions import (
 )
 from inference.segments import SEGMENTS
 
-MIN_ROWS = 8
+MIN_ROWS, GPU_MIN_ROWS = 8, 256  # growing makes captured steps of a GPU invalid
 MAX_IDLE_ROWS = 512
 MAX_IDLE_ENTRIES = 2048
 
@@ -83,7 +83,7 @@ class SteeringTable:
         self._site_users: Counter[Site] = Counter()  # interventions in use, by site
         self._free_rows: list[int] = []
         self._num_rows = 1
-        self._capacity = MIN_ROWS
+        self._capacity = MIN_ROWS if device.type == "cpu" else GPU_MIN_ROWS
         self._num_sites: dict[int, int] = {}  # number of sites at which its program acts, by row
         self._sites: dict[Site, SiteTable] = {}
         self._hooked: dict[Site, Callable[[], None]] = {}
