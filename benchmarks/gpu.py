@@ -1,9 +1,9 @@
 """The figures of a GPU: ``make bench-gpu``. Requires only torch and transformers, no web server and no database.
 
-Compares every option of the engine with plain torch, unsteered and steered. Then measures the engine in turns, with and
-without CUDA graphs and attention kernels, writes a profile with the share of time in which the device is idle, measures
-the cost of steering with 64 profiles that add, clamp or do both, and at last transformers' continuous batching. Prints
-the chosen kernels and the table, saves the figures, and exits with 1 and a diagnosis if a step fails or differs.
+Measures the engine in turns, with and without CUDA graphs and attention kernels, the cost of steering with 64 profiles
+that add, clamp or do both, and transformers' continuous batching. Compares every option of the engine with plain torch,
+unsteered and steered, and at last writes a profile with the share of time in which the device is idle. Prints the
+chosen kernels and the table, saves the figures, and exits with 1 and a diagnosis if a step fails or differs.
 """
 
 from __future__ import annotations
