@@ -179,7 +179,7 @@ class Sequence:
 
     @property
     def is_done(self) -> bool:
-        return self.state in {SequenceState.FINISHED, SequenceState.FAILED}
+        return self.state is SequenceState.FINISHED or self.state is SequenceState.FAILED  # a set would hash all three
 
     def usage(self) -> Usage:
         return Usage(self.num_prompt, self.num_cached, self.num_generated)
