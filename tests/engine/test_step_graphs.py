@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,12 +19,12 @@ VOCAB, BLOCK = 7, 32
 TABLE = np.arange(12 * 40, dtype=np.int32).reshape(12, 40)
 
 
-def step_of(*lengths: int, chunk: int = 0, steered: bool = False, wanted: int | None = None) -> StepArrays:
+def step_of(*lengths: int, chunk: int = 0, steered: bool = False, num_places: int | None = None) -> StepArrays:
     segments = [TokenSpan(length - 1, 1) for length in lengths] + ([TokenSpan(0, chunk)] if chunk else [])
     count = sum(s.num_tokens for s in segments)
     tokens = [100 + sum(lengths) + i for i in range(count)]
     rows = np.arange(len(segments))
-    places = list(range(count if wanted is None else wanted))
+    places = list(range(count if num_places is None else num_places))
     return build_step(segments, tokens, places, np.full(count, int(steered)), rows, (TABLE,), BLOCK)
 
 
@@ -68,8 +69,9 @@ def graphs(capture) -> StepGraphs:
     return made(capture)
 
 
-def made(capture, forward=forward) -> StepGraphs:
-    return StepGraphs(forward, capture, CPU, max_rows=12, block_size=BLOCK, max_keys=TABLE.shape[1] * BLOCK)
+def made(capture, forward=forward, **options: Any) -> StepGraphs:
+    sizes = {"max_rows": 12, "block_size": BLOCK, "max_keys": TABLE.shape[1] * BLOCK}
+    return StepGraphs(forward, capture, CPU, **(sizes | options))
 
 
 def warm(graphs: StepGraphs, step: StepArrays, steering: object = None) -> None:
@@ -96,7 +98,7 @@ def test_other_sizes_are_other_graphs(graphs):
     assert graphs.num_captured == 5
 
 
-@pytest.mark.parametrize("step", [step_of(5, 6, chunk=3), step_of(5, 6, wanted=1), step_of(chunk=2)])
+@pytest.mark.parametrize("step", [step_of(5, 6, chunk=3), step_of(5, 6, num_places=1), step_of(chunk=2)])
 def test_a_step_that_does_more_than_decode_is_run_without(graphs, step):
     assert [graphs.run(step) for _ in range(SEEN_BEFORE + 2)] == [None] * (SEEN_BEFORE + 2)
 
@@ -147,16 +149,7 @@ def facts_of(tensors: StepTensors, shape: Shape) -> Tensor:
 
 @pytest.fixture
 def with_prompts(capture) -> StepGraphs:
-    return StepGraphs(
-        facts_of,
-        capture,
-        CPU,
-        max_rows=12,
-        block_size=BLOCK,
-        max_keys=TABLE.shape[1] * BLOCK,
-        max_prompt_tokens=MAX_TOKENS,
-        spare_blocks=(SPARE,),
-    )
+    return made(capture, facts_of, max_prompt_tokens=MAX_TOKENS, spare_blocks=(SPARE,))
 
 
 def mixed_step(singles: tuple[int, ...], chunks: tuple[tuple[int, int], ...]) -> StepArrays:
@@ -199,7 +192,7 @@ def test_what_fills_up_is_written_to_the_spare_block():
 def test_steps_with_more_tokens_or_places_than_there_is_room_for_have_no_graph(with_prompts):
     assert with_prompts.shape_of(mixed_step((), ((0, MAX_TOKENS),)), None) is not None
     assert with_prompts.shape_of(mixed_step((), ((0, MAX_TOKENS + 1),)), None) is None
-    assert with_prompts.shape_of(step_of(5, chunk=60, wanted=61), None) is None
+    assert with_prompts.shape_of(step_of(5, chunk=60, num_places=61), None) is None
 
 
 def test_numbers_of_tokens_are_rounded_up_to_few():
@@ -215,16 +208,7 @@ def test_prompts_that_cannot_be_captured_leave_shorter_ones_and_decoding(capture
             raise RuntimeError("CUDA error: out of memory")
         return facts_of(tensors, shape) if shape.segments else forward(tensors, shape)[:, :6]
 
-    graphs = StepGraphs(
-        limited,
-        capture,
-        CPU,
-        max_rows=4,
-        block_size=BLOCK,
-        max_keys=TABLE.shape[1] * BLOCK,
-        max_prompt_tokens=MAX_TOKENS,
-        spare_blocks=(SPARE,),
-    )
+    graphs = made(capture, limited, max_rows=4, max_prompt_tokens=MAX_TOKENS, spare_blocks=(SPARE,))
     graphs.prepare([step_of(1)])
     graphs.prepare_prompts(step_of(1))
     assert graphs.num_with_prompts == 3, "32, 48 and 64 tokens"

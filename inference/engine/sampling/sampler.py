@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from inference.engine.kernels import gpu
 from inference.engine.messages import TokenLogprob
 from inference.engine.sampling.logit_edits import edit
 from inference.engine.sampling.logprobs import measure_logprobs, read_logprobs
-from inference.engine.sampling.table import LogprobRows, RandomRows, SamplingTable, build_table
+from inference.engine.sampling.table import LogprobRows, RandomRows, SamplingTable, SimpleRows, build_table
 from inference.engine.sampling.token_masks import TokenMasks
 from inference.engine.sampling.transfers import HostCopy, to_device
 from inference.engine.sampling.truncation import SECOND_WIDTH, Search, truncated_weights
@@ -72,8 +71,8 @@ class Sampler:
         if not sequences:
             return Sampled([], [], [], [])
         table = self._table_for(logits, sequences, masks.rows if masks else ())
-        if table.is_simple and _can_choose_on(logits.device):
-            return _choose_quickly(logits, table, meanwhile)
+        if table.simple is not None and _can_choose_on(logits.device):
+            return _choose_quickly(logits, table, table.simple, meanwhile)
         uniforms = _uniforms(table.random, logits.device) if table.random else NO_NUMBERS
         first = (0 if logits.device.type == "cpu" else SECOND_WIDTH) if self._reach is None else self._reach
         sampled = _sample(logits, table, masks, uniforms, Search(first), meanwhile)
@@ -109,22 +108,20 @@ def draw_ahead(sequence: Sequence, count: int) -> None:
 
 
 def _can_choose_on(device: torch.device) -> bool:
-    if not gpu.can_run(device):
-        return False
     from inference.engine.kernels.gpu.sampling import works_on  # requires Triton
 
     return works_on(device)
 
 
-def _choose_quickly(logits: Tensor, table: SamplingTable, meanwhile: Meanwhile | None) -> Sampled:
+def _choose_quickly(logits: Tensor, table: SamplingTable, simple: SimpleRows, meanwhile: Meanwhile | None) -> Sampled:
     """Sample a simple batch in three kernels instead of up to 80."""
     from inference.engine.kernels.gpu.sampling import choose_tokens  # requires Triton
 
     uniforms = None
-    if table.temperatures is not None:
+    if simple.temperatures is not None:
         numbers = [0.0 if s.request.sampling.is_greedy else _uniform(s) for s in table.sequences]
         uniforms = to_device(numbers, logits.device, torch.float64)
-    tokens, flags = choose_tokens(logits, table.temperatures, uniforms, table.limits)
+    tokens, flags = choose_tokens(logits, simple.temperatures, uniforms, simple.limits)
     sampled = _to_host(logits, tokens, flags, table.logprobs, [], meanwhile)
     assert sampled is not None, "no search can be too short"
     return sampled

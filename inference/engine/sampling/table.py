@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from inference.engine.kernels import gpu
 from inference.engine.messages import SamplingParams
 from inference.engine.sampling.logit_edits import Edits, build_edits, is_edited
 from inference.engine.sampling.transfers import to_device
@@ -39,6 +40,16 @@ class RowLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class SimpleRows:
+    """Rows without edited logits and typical-p. ``temperatures``: float32 ``[rows]``, 0 for the likeliest token; None
+    if no row is random. ``limits``: None if there are none.
+    """
+
+    temperatures: Tensor | None
+    limits: RowLimits | None
+
+
+@dataclass(frozen=True, slots=True)
 class LogprobRows:
     """The rows with requested log-probabilities, and the number of top tokens of each."""
 
@@ -50,8 +61,7 @@ class LogprobRows:
 @dataclass(frozen=True, slots=True)
 class SamplingTable:
     """The parameters of a batch. ``worked``: rows that need more than an argmax; None if there are none.
-    ``temperatures``: float32 ``[rows]``, 0 for the likeliest token; None if no row is random. ``limits``: top-k, top-p
-    and min-p by row; None if there are none.
+    ``simple``: the same for the kernels of a GPU; None if they cannot choose the tokens.
     """
 
     sequences: list[Sequence]
@@ -60,14 +70,7 @@ class SamplingTable:
     edits: Edits
     random: RandomRows | None
     logprobs: LogprobRows | None
-    temperatures: Tensor | None
-    limits: RowLimits | None
-
-    @property
-    def is_simple(self) -> bool:
-        """Whether no row has edited logits or typical-p, so that the kernels of a GPU can choose its token."""
-        has_typical_p = self.random is not None and self.random.limits.typical_p is not None
-        return self.edits.are_none and not self.masked and not has_typical_p
+    simple: SimpleRows | None
 
     def fits(self, sequences: list[Sequence], masked: tuple[int, ...]) -> bool:
         return self.sequences == sequences and self.masked == masked
@@ -85,27 +88,29 @@ def build_table(
     ]
     place = {row: i for i, row in enumerate(worked)}
     chosen = [sequences[row] for row in worked]
+    edits = build_edits(chosen, [place[row] for row in masked], device)
     return SamplingTable(
         sequences=list(sequences),
         masked=masked,
         worked=_rows(worked, len(sequences), device) if worked else None,
-        edits=build_edits(chosen, [place[row] for row in masked], device),
+        edits=edits,
         random=_random_rows(chosen, vocab_size, device),
         logprobs=_logprob_rows(sequences, vocab_size, device),
-        temperatures=_temperatures(sequences, device),
-        limits=_row_limits(sequences, vocab_size, device),
+        simple=None if masked or not edits.are_none else _simple_rows(sequences, vocab_size, device),
     )
 
 
-def _temperatures(sequences: list[Sequence], device: torch.device) -> Tensor | None:
+def _simple_rows(sequences: list[Sequence], vocab_size: int, device: torch.device) -> SimpleRows | None:
     params = [sequence.request.sampling for sequence in sequences]
-    if all(p.is_greedy for p in params):
+    if not gpu.can_run(device) or any(p.typical_p < 1.0 and not p.is_greedy for p in params):
         return None
-    return to_device([0.0 if p.is_greedy else p.temperature for p in params], device, torch.float32)
+    if all(p.is_greedy for p in params):
+        return SimpleRows(None, None)
+    temperatures = to_device([0.0 if p.is_greedy else p.temperature for p in params], device, torch.float32)
+    return SimpleRows(temperatures, _row_limits(params, vocab_size, device))
 
 
-def _row_limits(sequences: list[Sequence], vocab_size: int, device: torch.device) -> RowLimits | None:
-    params = [sequence.request.sampling for sequence in sequences]
+def _row_limits(params: list[SamplingParams], vocab_size: int, device: torch.device) -> RowLimits | None:
     top_k = [p.top_k if 0 < p.top_k < vocab_size else 0 for p in params]
     top_p, min_p = [min(p.top_p, 1.0) for p in params], [max(p.min_p, 0.0) for p in params]
     if not any(top_k) and not any(min_p) and min(top_p) == 1.0:
