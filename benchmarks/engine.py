@@ -33,6 +33,7 @@ from inference.engine.models.loader import LoadedModel, load_model
 from inference.interventions import Intervention
 
 TIMEOUT_S = 3600.0
+IDLE_S = 1.0  # without a further captured step, after which there are no more
 ENGINE = "miLLM engine"
 
 
@@ -122,6 +123,12 @@ class EngineSubject:
 
     def peak_memory_mb(self) -> float | None:
         return peak_memory_mb()
+
+    def settle(self) -> None:
+        """Wait until the engine has used its idle time, in which a GPU captures steered steps."""
+        known = ""
+        while known != (known := self._loop.stats().by_model[0].kernels):
+            time.sleep(IDLE_S)
 
     def draft_counts(self) -> tuple[int, int]:
         """Return the numbers of drafted and of accepted tokens so far."""

@@ -126,6 +126,10 @@ class Gpu:
             for number, kind in enumerate(KINDS)
             for k in (0, STEERED)
         ]
+        for subject in steered:
+            subject.run(streams(STEERED)(self._plan.scale, -6))
+        for name in (ENGINE, NO_GRAPHS):
+            self._engines[name].settle()
         self._rows += measure(steered, [streams(STEERED)], self._plan)
 
 

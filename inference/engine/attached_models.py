@@ -67,6 +67,9 @@ class SteppedModel(Protocol):
     def step(self) -> list[tuple[object, Event]] | None:
         """Run the next step and return its events; None if nothing can run."""
 
+    def use_idle_time(self) -> bool:
+        """Do a short piece of work that would hold up traffic later. Return whether there was something to do."""
+
     def check_integrity(self) -> None: ...
 
     def close(self) -> None: ...
@@ -129,6 +132,10 @@ class AttachedModels:
     def seconds_to_wait(self) -> float | None:
         """Return the seconds until a step of any model can run; None if no model has work."""
         return min((e.seconds_to_wait() for e in self._with_work.values() if e.has_work), default=None)
+
+    def use_idle_time(self) -> bool:
+        """Do a short piece of work of one model, without requests. Return whether there was something to do."""
+        return any(engine.use_idle_time() for engine in self._engines.values())
 
     def attach(self, message: Attach) -> None:
         """Attach a model under a name that is not in use."""

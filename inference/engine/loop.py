@@ -227,6 +227,8 @@ class EngineLoop:
         if patience_s is None:
             self._lifecycle.note_work(busy=False)
             give_back_workers()
+            if self._models.use_idle_time():
+                wait_s = 0.0  # there may be more to do, or a request by now
         if patience_s != 0:
             self._heartbeat += 1
         elif self._is_stuck:

@@ -87,8 +87,9 @@ class ModelEngine:
             looks_ahead=config.speculative_method == "none",
             max_chunk=config.max_prefill_tokens,
         )
-        if accelerator is not None and accelerator.prepares:
-            self._runner.prepare_graphs()
+        self._has_idle_work = accelerator is not None and accelerator.prepares
+        if self._has_idle_work:
+            self._runner.prepare()
         self._steps = chunk_isolation(self._runner.run)
         self._scheduler = Scheduler(config, self._cache, _admission(config))
         self._intake = RequestIntake(loaded, self.max_seq_len, config.seed)
@@ -108,6 +109,17 @@ class ModelEngine:
     @property
     def is_in_background(self) -> bool:
         return self._scheduler.is_in_background
+
+    def use_idle_time(self) -> bool:
+        """Do some of what would hold up traffic later: capture a steered step. Return whether there was something."""
+        if not self._has_idle_work:
+            return False
+        try:
+            return self._runner.prepare_steered_graph()
+        except Exception:  # such steps run without graphs, or fail alone
+            logger.exception("Steered steps cannot be captured in idle time.")
+            self._has_idle_work = False
+            return False
 
     def seconds_to_wait(self) -> float:
         """Return the seconds until a step can run: 0 unless static batching waits for its batch to fill."""

@@ -261,14 +261,35 @@ class ModelRunner:
         return self.steering.graph_key if step.steering_rows.any() else None
 
     @torch.inference_mode()
-    def prepare_graphs(self) -> None:
-        """Capture unsteered steps of every number of sequences, and of prompts of every length, before there is traffic
-        to hold up.
+    def prepare(self) -> None:
+        """Compile the steering kernel, and capture unsteered steps of every number of sequences and of prompts of every
+        length, before there is traffic to hold up.
         """
-        if self.graphs is None:
-            return
-        tables, size = self._cache.policy.tables, self._cache.policy.block_size
-        steps = [
+        dtype = next(self.loaded.module.parameters()).dtype
+        self.steering.prepare(torch.zeros(1, self.loaded.hidden_size, dtype=dtype, device=self.device))
+        if self.graphs is not None:
+            with self.steering.steering([]):
+                self.graphs.prepare(self._single_steps(self._cache.policy.tables))
+
+    @torch.inference_mode()
+    def prepare_steered_graph(self) -> bool:
+        """Capture a steered step that has no graph yet, while no sequence runs. Return whether one was missing.
+
+        Its tokens are written to the spare block, because the cache may hold prefixes. Steering for which an SAE runs
+        is left out: its graphs are invalid after the next profile.
+        """
+        spare = self._cache.pool.spare_blocks
+        if self.graphs is None or not spare or not self.steering.is_worth_capturing:
+            return False
+        own = self._cache.policy.tables
+        tables = tuple(np.full_like(table, block) for table, block in zip(own, spare, strict=True))
+        with self.steering.steering([1]):  # any row: the steps' own rows are 0
+            return self.graphs.prepare_next(self._single_steps(tables), self.steering.graph_key)
+
+    def _single_steps(self, tables: tuple[NDArray[np.int32], ...]) -> list[StepArrays]:
+        """Return steps of every number of sequences that has a graph, with one token each, the largest first."""
+        size = self._cache.policy.block_size
+        return [
             build_step(
                 (TokenSpan(0, 1),) * rows,
                 [0] * rows,
@@ -280,9 +301,6 @@ class ModelRunner:
             )
             for rows in sorted({padded_rows(count) for count in range(1, len(tables[0]) + 1)}, reverse=True)
         ]
-        with self.steering.steering([]):
-            self.graphs.prepare(steps)
-            self.graphs.prepare_prompts(steps[-1])
 
     # Steps ahead
 

@@ -13,10 +13,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from inference.engine.kernels.accelerator import Accelerator, attention_of
+from inference.engine.kernels.gpu import steering as steering_kernel
 from inference.engine.kernels.gpu.attention import paged_attention
 from inference.engine.kernels.gpu.fusion import GpuAttention, GpuLayer
 from inference.engine.kernels.gpu.layers import add_rms_norm, gate_mul, rms_norm, rotate_and_write
 from inference.engine.kernels.gpu.sampling import CHUNK, choose_tokens, works_on
+from inference.engine.kernels.native import fallback
+from inference.engine.kernels.native.steering_tensors import NORMALIZATIONS
 from inference.engine.kernels.step_graphs import Capture
 from inference.engine.kernels.varlen_attention import torch_attention
 from inference.engine.models.facts import ModelSpec
@@ -26,6 +29,9 @@ from tests.builders import ARCHITECTURES, build_model
 from tests.engine.harness import EngineHarness, reference_tokens
 from tests.engine.sampling import sequence
 from tests.engine.test_accelerator import again
+from tests.engine.test_native_steering import DTYPES as DTYPES_OF_STEERING
+from tests.engine.test_native_steering import build_case as build_steering
+from tests.engine.test_native_steering import formula
 from tests.engine.test_varlen_attention import build_case
 
 DTYPES = ((torch.float32, 1e-5), (torch.bfloat16, 2e-2))
@@ -102,6 +108,32 @@ def normed(x: Tensor, weight: Tensor, offset: float) -> Tensor:
 
 def same(got: Tensor, expected: Tensor, tolerance: float) -> None:
     assert torch.allclose(got.float(), expected.float(), atol=tolerance, rtol=tolerance)
+
+
+def steering() -> None:
+    """Any rows, entries, gates and normalizations give the same as plain torch."""
+    assert steering_kernel.works_on(torch.device("cpu"))
+    choose = random.Random(5)  # noqa: S311 - not for secrets
+    for seed in range(150):
+        case = {
+            "dtype": choose.choice(sorted(DTYPES_OF_STEERING)),
+            "width": choose.choice([2, 7, 64, 200]),
+            "tokens": choose.randint(1, 9),
+            "rows": choose.randint(1, 5),
+            "normalizations": choose.sample(NORMALIZATIONS, choose.randint(1, 3)),
+            "has_given": choose.random() < 0.5,
+            "seed": seed,
+        }
+        hidden, rows, tables, given = build_steering(case)
+        if formula(hidden, rows, tables, given) is None:  # a gate is open or closed by rounding
+            continue
+        out, changes = steering_kernel.steer(hidden, rows, tables, given)
+        expected, expected_changes = fallback.steer(hidden, rows, tables, given)
+        tolerance = DTYPES_OF_STEERING[str(case["dtype"])] * (1 + float(expected.float().norm(dim=-1).max()))
+        same(out, expected, tolerance)
+        same(changes, expected_changes, tolerance)
+        unmoved = (tables.flags[rows] & 1) == 0
+        assert torch.equal(out[unmoved], hidden[unmoved])
 
 
 def sampling() -> None:
@@ -194,5 +226,5 @@ if __name__ == "__main__":
     if part in {"engine", "graphs"}:
         {"engine": engine, "graphs": graphs}[part](Path(folder))
     else:
-        {"attention": attention, "layers": layers, "sampling": sampling}[part]()
+        {"attention": attention, "layers": layers, "steering": steering, "sampling": sampling}[part]()
     sys.stdout.write("ok\n")

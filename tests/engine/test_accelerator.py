@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from inference.engine.kernels.varlen_attention import (
 )
 from inference.engine.models.loader import LoadedModel
 from inference.engine.models.self_check import probe_layouts
+from inference.engine.steering.table import SteeringTable
 from inference.interventions import Edit, FeatureRule, Intervention, NormEdit, ReaderEdit, Site, VectorEdit
 from tests.builders import ARCHITECTURES
 from tests.combinations import pairwise
@@ -274,6 +276,48 @@ def test_steered_and_sampled_requests_are_the_same_with_and_without_steps_ahead(
         assert all(r is not None and r.applied == r.expected > 0 for r in receipts)
         transcripts.append([t.token_ids for t in mixed])
     assert transcripts[0] == transcripts[1]
+
+
+@pytest.fixture
+def kept_hooks(monkeypatch):
+    """On a GPU, hooks stay for the graphs that contain them."""
+    monkeypatch.setattr(SteeringTable, "_unhook", lambda *_: None)
+
+
+@pytest.mark.usefixtures("kept_hooks")
+def test_steered_steps_are_captured_in_idle_time(llama):
+    """They write to the spare block, so that kept prefixes stay right; what was not used before is captured, too."""
+    attention = VarlenAttention(None, "on the CPU")
+    harness = EngineHarness(llama, accelerate=lambda *_: Accelerator(attention, again, prepares=True), max_batch_size=9)
+    profile = Intervention("profile", (VectorEdit(Site(1), vector(llama.hidden_size, seed=1)),))
+    assert not harness.engine.use_idle_time(), "nothing was steered yet"
+    first = harness.generate(prompt=PROMPTS[3], max_tokens=9, intervention=profile).token_ids
+    captured = 0
+    while harness.engine.use_idle_time():
+        captured += 1
+    assert captured == 4, "2, 4, 8 and 16 rows; one row was captured in traffic"
+    assert harness.engine.graphs.num_captured == 10
+    again_steered = [harness.add(prompt=PROMPTS[3], max_tokens=9, intervention=profile) for _ in range(5)]
+    plain = harness.add(prompt=PROMPTS[3], max_tokens=9)
+    harness.run()
+    assert all(transcript.token_ids == first for transcript in again_steered)
+    assert plain.token_ids == reference_tokens(llama, PROMPTS[3], 9)
+    assert harness.engine.graphs.num_captured == 10
+    assert not harness.engine.use_idle_time()
+
+
+@pytest.mark.usefixtures("kept_hooks")
+def test_steps_that_cannot_be_captured_in_idle_time_harm_nobody(llama, monkeypatch, caplog):
+    attention = VarlenAttention(None, "on the CPU")
+    harness = EngineHarness(llama, accelerate=lambda *_: Accelerator(attention, again, prepares=True), max_batch_size=2)
+    profile = Intervention("profile", (VectorEdit(Site(1), vector(llama.hidden_size, seed=1)),))
+    expected = harness.generate(prompt=PROMPTS[2], max_tokens=9, intervention=profile).token_ids
+    monkeypatch.setattr(harness.engine.graphs, "prepare_next", Mock(side_effect=ValueError("no such kernel")))
+    assert not harness.engine.use_idle_time()
+    assert "no such kernel" in caplog.text
+    assert not harness.engine.use_idle_time()
+    assert harness.engine.graphs.prepare_next.call_count == 1
+    assert harness.generate(prompt=PROMPTS[2], max_tokens=9, intervention=profile).token_ids == expected
 
 
 def test_graphs_are_captured_when_the_model_is_attached(llama):

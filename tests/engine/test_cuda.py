@@ -5,6 +5,7 @@ Tokens are compared in float32, where nothing but the order of sums differs; 16 
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from inference.engine.config import EngineConfig
 from inference.engine.kernels.gpu import has_triton
 from inference.engine.kernels.int8_trial import few_packed_rows, int8_problem
 from inference.engine.kernels.linear_kinds import GpuInt8Linear, quantise
+from inference.engine.kernels.native import fallback
+from inference.engine.kernels.native.steering_tensors import NORMALIZATIONS
 from inference.engine.kernels.varlen_attention import (
     PAGE_TOKENS,
     choose_attention,
@@ -40,6 +43,9 @@ from inference.interventions import (
 )
 from tests.builders import ARCHITECTURES, build_model
 from tests.engine.harness import EngineHarness, Transcript, reference_tokens
+from tests.engine.test_native_steering import DTYPES as STEERED_DTYPES
+from tests.engine.test_native_steering import build_case as build_steering
+from tests.engine.test_native_steering import formula
 from tests.engine.test_steering import reader, vector
 from tests.engine.test_varlen_attention import build_case
 
@@ -206,6 +212,29 @@ class Asked:
         for name in ("w_enc", "w_dec", "bias"):
             setattr(self._inner, name, getattr(self._inner, name).to(h.device))
         return self._inner.activations(h, features)
+
+
+@pytest.mark.parametrize("dtype", sorted(STEERED_DTYPES))
+def test_the_steering_kernel_agrees_with_plain_torch(dtype):
+    from inference.engine.kernels.gpu import steering
+
+    assert steering.works_on(torch.device("cuda"))
+    compared = 0
+    for seed, width in enumerate((2, 7, 200, 1024, 4096) * 6):
+        kinds = NORMALIZATIONS[: 1 + seed % 3]
+        case = {"dtype": dtype, "width": width, "tokens": 1 + 7 * seed, "rows": 5, "normalizations": kinds}
+        hidden, rows, tables, given = build_steering(case | {"has_given": seed % 2 == 0, "seed": seed})
+        if formula(hidden, rows, tables, given) is None:  # a gate is open or closed by rounding
+            continue
+        expected, expected_changes = fallback.steer(hidden, rows, tables, given)
+        moved = {field.name: getattr(tables, field.name) for field in fields(tables) if field.name != "normalizations"}
+        on_device = replace(tables, **{name: tensor.cuda() for name, tensor in moved.items()})
+        out, changes = steering.steer(hidden.cuda(), rows.cuda(), on_device, None if given is None else given.cuda())
+        tolerance = STEERED_DTYPES[dtype] * (1 + float(expected.float().norm(dim=-1).max()))
+        assert torch.allclose(out.cpu().float(), expected.float(), atol=tolerance), case
+        assert torch.allclose(changes.cpu(), expected_changes, atol=tolerance), case
+        compared += 1
+    assert compared > 5
 
 
 @pytest.mark.parametrize("cuda_graphs", ["auto", "off"])

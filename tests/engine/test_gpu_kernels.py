@@ -1,5 +1,5 @@
-"""The Triton kernels, interpreted on the CPU in a process of their own: attention, layers, sampling, and a whole
-engine.
+"""The Triton kernels, interpreted on the CPU in a process of their own: attention, layers, steering, sampling,
+and a whole engine.
 
 Skipped without Triton, which comes with torch's builds for GPUs and with `make oracles`.
 On a GPU, test_cuda.py runs the compiled ones.
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not has_triton(), reason="nee
 PROGRAM = Path(__file__).parent / "interpreted_kernels.py"
 
 
-@pytest.mark.parametrize("part", ["attention", "layers", "sampling", "engine", "graphs"])
+@pytest.mark.parametrize("part", ["attention", "layers", "steering", "sampling", "engine", "graphs"])
 def test_interpreted_kernels(part, tmp_path):
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(

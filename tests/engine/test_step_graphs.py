@@ -210,7 +210,6 @@ def test_prompts_that_cannot_be_captured_leave_shorter_ones_and_decoding(capture
 
     graphs = made(capture, limited, max_rows=4, max_prompt_tokens=MAX_TOKENS, spare_blocks=(SPARE,))
     graphs.prepare([step_of(1)])
-    graphs.prepare_prompts(step_of(1))
     assert graphs.num_with_prompts == 3, "32, 48 and 64 tokens"
     assert graphs.num_captured == 4
     assert graphs.shape_of(mixed_step((), ((0, 70),)), None) is None

@@ -130,6 +130,9 @@ class EmbeddingEngine:
         embedded = [pair for texts, vectors in result.attempts for pair in zip(texts, vectors, strict=True)]
         return [*failed, *(event for text, vector in embedded for event in _events(text, vector))]
 
+    def use_idle_time(self) -> bool:
+        return False
+
     def check_integrity(self) -> None:
         """No-op: only the queue is kept between steps."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -110,22 +110,32 @@ class StepGraphs:
         """The number of captured steps with prompts."""
         return sum(shape.segments > 0 for shape in self._captured)
 
-    def prepare(self, steps: Iterable[StepArrays]) -> None:
-        """Capture the shapes of these steps, before there is traffic to hold up."""
-        for step in steps:
-            shape = self.shape_of(step, None)
-            if shape is not None:
-                self._prepare(shape, step)
+    def prepare(self, steps: Sequence[StepArrays]) -> None:
+        """Capture the shapes of these steps, and of prompts of all numbers of tokens, before there is traffic to hold
+        up. The last step has one token.
+        """
+        while self.prepare_next(steps, None):
+            pass
 
-    def prepare_prompts(self, step: StepArrays) -> None:
-        """Capture steps with prompts, of all numbers of tokens; ``step`` has one token."""
+    def prepare_next(self, steps: Sequence[StepArrays], steering: Hashable | None) -> bool:
+        """Capture one of these shapes, if one is missing; see :meth:`prepare`. Return whether one was."""
+        if self._problem or (steering is not None and steering == self._refused):
+            return False
+        self._forget_other_tables(steering)
+        for shape, step in self._shapes(steps, steering):
+            if shape not in self._captured:
+                self._capture_shape(shape, step)
+                return True
+        return False
+
+    def _shapes(self, steps: Sequence[StepArrays], steering: Hashable | None) -> Iterator[tuple[Shape, StepArrays]]:
+        for step in steps:
+            shape = self.shape_of(step, steering)
+            if shape is not None:
+                yield shape, step
         for segments in dict.fromkeys((self._max_segments, FEW_SEGMENTS)):
             for count in reversed(self._prompt_tokens):
-                self._prepare(self._prompt_shape(count, segments, None), step)
-
-    def _prepare(self, shape: Shape, step: StepArrays) -> None:
-        if not self._problem and shape not in self._captured:
-            self._capture_shape(shape, step)
+                yield self._prompt_shape(count, segments, steering), steps[-1]
 
     def run(self, step: StepArrays, steering: Hashable | None = None, tokens: Tensor | None = None) -> Tensor | None:
         """Return ``[logit places, vocab]`` logits of a step, valid until the step after the next; None if it must run

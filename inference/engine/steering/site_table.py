@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from inference.engine.kernels import native
+from inference.engine.kernels import gpu, native
 from inference.engine.kernels.native import fallback
 from inference.engine.kernels.native.steering_tensors import (
     ACTS,
@@ -51,6 +52,7 @@ class SiteTable:
         self.acts: set[int] = set()
         self.version = 0
         self.static_changes = torch.zeros(0, device=device)
+        self._kernel = kernel_of(device)
         self._tensors = SteeringTensors(
             flags=torch.zeros(num_rows, dtype=torch.uint8, device=device),
             vectors=torch.zeros(num_rows, width, device=device),
@@ -171,14 +173,16 @@ class SiteTable:
                 hidden.new_zeros(len(hidden), len(self._tensors.read), dtype=torch.float32) if given is None else given
             )
             given[:, ask.slots] = ask.of_all(hidden, readings)
-        if replacements:
-            steered, changes = fallback.steer(hidden, rows, self._tensors, given, replacements)
-        else:
-            steered, changes = native.steer(hidden, rows, self._tensors, given)
-        if len(changes) > len(self.static_changes):  # never during capture: an ordinary pass precedes it
+        count = len(hidden)
+        if count > len(self.static_changes):  # never during capture: an ordinary pass precedes it
             self.version += bool(len(self.static_changes))
-            self.static_changes = torch.zeros(_doubled(MIN_STATIC, len(changes)), device=self._device)
-        self.static_changes[: len(changes)].copy_(changes)
+            self.static_changes = torch.zeros(_doubled(MIN_STATIC, count), device=self._device)
+        noted = self.static_changes[:count]
+        if not replacements and self._kernel is not None and self._kernel.can_steer(hidden, self._tensors):
+            own: Tensor = self._kernel.steer(hidden, rows, self._tensors, given, noted)[0]
+            return own
+        steered, changes = fallback.steer(hidden, rows, self._tensors, given, replacements)
+        noted.copy_(changes)
         return steered
 
     def apply(
@@ -188,7 +192,10 @@ class SiteTable:
         token.
         """
         given = self._ask(hidden, asked, readings) if asked else None
-        steered, changes = native.steer(hidden, rows, self._tensors, given, ordered=self._batch_invariant)
+        if self._kernel is not None and self._kernel.can_steer(hidden, self._tensors):
+            steered, changes = self._kernel.steer(hidden, rows, self._tensors, given)
+        else:
+            steered, changes = native.steer(hidden, rows, self._tensors, given, ordered=self._batch_invariant)
         steer_again = fallback.steer_each if self._batch_invariant else fallback.steer
         for ask in asked:
             if ask.replaces:
@@ -261,6 +268,15 @@ class SiteTable:
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+
+def kernel_of(device: torch.device) -> ModuleType | None:
+    """Return the module with the Triton kernel, if it works on the device."""
+    if not gpu.can_run(device):
+        return None
+    from inference.engine.kernels.gpu import steering  # requires Triton
+
+    return steering if steering.works_on(device) else None
 
 
 def _group(source: Source) -> Hashable:

@@ -164,6 +164,17 @@ class SteeringTable:
 
     # A captured step
 
+    @torch.inference_mode()
+    def prepare(self, hidden: Tensor) -> None:
+        """Compile the kernel of a GPU for hidden states ``[tokens, d]`` like these."""
+        table = SiteTable(hidden.shape[1], self._capacity, self._device, batch_invariant=self._batch_invariant)
+        table.apply(hidden, torch.zeros(len(hidden), dtype=torch.int64, device=self._device), (), {})
+
+    @property
+    def is_worth_capturing(self) -> bool:
+        """Whether steps can be steered, and a further profile probably leaves their graphs valid."""
+        return bool(self._hooked) and not any(table.has_sources for table in self._sites.values())
+
     @property
     def graph_key(self) -> Hashable:
         """A key that changes when earlier captured steps become invalid."""
