@@ -108,8 +108,9 @@ def _run(*command: str, path: str = "") -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Install the peers that benchmarks.peers measures.")
-    parser.add_argument("names", nargs="*", choices=[*FINISH, []], default=list(FINISH), metavar="NAME")
-    for name in parser.parse_args(arguments).names:
+    # argparse compares a default of several names with the choices as a whole, and [] stands for no name.
+    parser.add_argument("names", nargs="*", choices=[*FINISH, []], metavar="NAME", help=", ".join(FINISH))
+    for name in parser.parse_args(arguments).names or FINISH:
         try:
             install(name)
         except (subprocess.CalledProcessError, OSError, ValueError) as error:
