@@ -33,7 +33,7 @@ from inference.engine.models.loader import LoadedModel, load_model
 from inference.interventions import Intervention
 
 TIMEOUT_S = 3600.0
-IDLE_S = 1.0  # without a further captured step, after which there are no more
+IDLE_S = 0.7  # without a further captured step, after which there are no more
 ENGINE = "miLLM engine"
 
 
@@ -106,10 +106,11 @@ class EngineSubject:
         return [stream.trace() for stream in self._streams(workload)]
 
     def answers(self, workload: Workload) -> list[Answer]:
-        """Run all jobs and return their answers. Raise RuntimeError if one fails."""
+        """Run all jobs and return their answers. Raise RuntimeError if one fails. Waits until the engine is idle."""
         streams = self._streams(workload)
         for stream in streams:
             stream.trace()
+        self.settle()
         return [stream.answer for stream in streams]
 
     def _streams(self, workload: Workload) -> list[_Stream]:

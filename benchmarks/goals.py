@@ -115,6 +115,14 @@ GOALS = (
         "GPU W1", "share of the memory limit", 0.7, lambda r: r.value("gpu", "w1_share_of_memory_limit"), percent=True
     ),
     Goal("GPU W2", "tok/s over transformers' generate_batch", 3.0, lambda r: r.value("gpu", "w2_over_generate_batch")),
+    Goal(
+        "GPU W2",
+        "share of the time in which the device is idle",
+        0.15,
+        lambda r: r.value("gpu", "w2_idle"),
+        percent=True,
+        at_most=True,
+    ),
     Goal("GPU steering", "K = 64 / K = 0", 0.97, lambda r: r.value("gpu", "steered_over_unsteered"), percent=True),
 )
 

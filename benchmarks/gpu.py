@@ -51,10 +51,17 @@ ENGINES: dict[str, EngineConfig] = {
 class Gpu:
     """The engines of one run, one for each option. ``failures`` are the steps that failed."""
 
-    def __init__(self, options: Options, stack: ExitStack, minutes: float = MINUTES) -> None:
+    def __init__(
+        self,
+        options: Options,
+        stack: ExitStack,
+        minutes: float = MINUTES,
+        engines: Mapping[str, EngineConfig] = ENGINES,
+    ) -> None:
         self._options, self._stack = options, stack
         self._plan = Plan(options.scale, options.rounds)
         self._steps = Steps(minutes * 60, echo)
+        self._configs = engines
         self._engines: dict[str, EngineSubject] = {}
         self._rows: list[Row] = []
         self._checks: list[Check] = []
@@ -71,8 +78,9 @@ class Gpu:
         if self._engines:
             self._steps("W1 and W2", self._measure)
             self._steps(f"{STEERED} streams with {STEERED} profiles", self._steer)
-            self._steps(f"W2 of {PEER}", self._compare)
-            self._steps("self-check: every option against plain torch", self._check)
+            if PLAIN in self._engines:
+                self._steps(f"W2 of {PEER}", self._compare)
+                self._steps("self-check: every option against plain torch", self._check)
             self._steps("profile of W2", self._trace)  # last: the device is slower once it was profiled
         self._values |= derived(self._rows, self._values)
         notes = (*self._options.notes, *map(str, self._checks), *self._steps.failures)
@@ -85,7 +93,7 @@ class Gpu:
         loaded = load_shape(self._options.shape, self._options)
         profiles: list[Intervention] = [p for make in KINDS.values() for p in make(loaded, STEERED)]
         share = int(device_memory(torch.device(loaded.device)).free * CACHE_SHARE)
-        for name, config in ENGINES.items():
+        for name, config in self._configs.items():
             engine = running(loaded, _sized(config, share), profiles, name)
             self._engines[name] = self._stack.enter_context(engine)
 
@@ -121,15 +129,15 @@ class Gpu:
 
     def _steer(self) -> None:
         steered = [
-            Steered(self._engines[name], _steered_name(name, kind, k), k, number * STEERED)
+            Steered(self._engines[name], _steered_name(name, kind, k), k, number * STEERED, turn=number)
             for name in (ENGINE, NO_GRAPHS)
+            if name in self._engines
             for number, kind in enumerate(KINDS)
             for k in (0, STEERED)
         ]
         for subject in steered:
             subject.run(streams(STEERED)(self._plan.scale, -6))
-        for name in (ENGINE, NO_GRAPHS):
-            self._engines[name].settle()
+            subject.settle()  # the engines share a module, so only one of them may use it
         self._rows += measure(steered, [streams(STEERED)], self._plan)
 
 
@@ -215,6 +223,7 @@ def _ms(seconds: float | None) -> float | None:
 def main() -> None:
     parser = options_parser(__doc__, shape="qwen3-0.6b")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="no step begins after these minutes")
+    parser.add_argument("--quick", action="store_true", help="only the engine as it is configured, without the peer")
     parsed = parser.parse_args()
     options = options_of(parsed)
     logging.basicConfig(
@@ -224,7 +233,8 @@ def main() -> None:
     if not torch.cuda.is_available():
         echo("There is no GPU. Measuring the CPU.")
     with ExitStack() as stack:
-        gpu = Gpu(options, stack, parsed.minutes)
+        engines = {ENGINE: ENGINES[ENGINE]} if parsed.quick else ENGINES
+        gpu = Gpu(options, stack, parsed.minutes, engines)
         done = gpu.record()
         versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
         echo("", f"{machine.accelerator or machine.cpu}; {versions}; {options.shape.name}", "", *table(done))

@@ -24,16 +24,24 @@ W3_DISTINCT = (0, 1, 4, 16)
 
 
 class Steered:
-    """An engine subject whose jobs use K of its profiles in turn, starting with ``first``."""
+    """An engine subject whose jobs use K of its profiles in turn, starting with ``first``.
 
-    def __init__(self, engine: EngineSubject, name: str, distinct: int, first: int = 0) -> None:
+    Prompts are rotated by ``turn`` tokens, so that subjects on one engine do not share prefixes.
+    """
+
+    def __init__(self, engine: EngineSubject, name: str, distinct: int, first: int = 0, turn: int = 0) -> None:
         self.name = name
         self._engine = engine
         self._distinct = distinct
         self._first = first
+        self._turn = turn
 
     def run(self, workload: Workload) -> list[Trace]:
-        return self._engine.run(replace(workload, jobs=steered_jobs(workload.jobs, self._distinct, self._first)))
+        turned = [replace(job, prompt=job.prompt[self._turn :] + job.prompt[: self._turn]) for job in workload.jobs]
+        return self._engine.run(replace(workload, jobs=steered_jobs(turned, self._distinct, self._first)))
+
+    def settle(self) -> None:
+        self._engine.settle()
 
     def peak_memory_mb(self) -> float | None:
         return self._engine.peak_memory_mb()

@@ -125,7 +125,7 @@ def test_features_that_write_their_topic_rank_high(smollm2_directory: Path, sett
     sae = install_demo(SMOLLM2).sae
     assert sae is not None
     measured = sae.features.filter(effect__isnull=False)
-    assert measured.count() > 5400
+    assert measured.count() == sae.d_sae
     best = measured.order_by("-effect__steers_well").values_list("label", flat=True)[: measured.count() // 25]
     for word in ("family", "war", "law", "cooking", "sadness", "Bible", "music"):
         assert any(word in label for label in best), word
