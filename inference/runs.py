@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Self
 
+from django.conf import settings
+
 from inference.client import (
     EmbeddingEvent,
     EngineClient,
@@ -25,6 +27,7 @@ from inference.client import (
 )
 
 JOB_PRIORITY = -100  # with MILLM_SCHEDULER_POLICY=priority, requests of clients come first
+SMALLEST_BATCH = 16  # the default of a CPU
 MAX_PAUSE_S = 1.0  # between attempts to submit while the queue is full
 
 
@@ -53,6 +56,12 @@ class SequenceFailedError(EngineError):
         super().__init__(
             message, status=status, code=code, param=param, retry_after_s=retry_after_s, can_retry=can_retry
         )
+
+
+def batch_size(client: EngineClient) -> int:
+    """Return how many sequences run at once: ``MILLM_MAX_BATCH_SIZE``, or what the loaded models' devices allow."""
+    chosen = max((each.limits.max_batch_size for each in client.stats().by_model), default=0)
+    return int(settings.MILLM_MAX_BATCH_SIZE) or chosen or SMALLEST_BATCH
 
 
 class Run:

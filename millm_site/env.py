@@ -392,9 +392,13 @@ class Environment(BaseSettings):
         description="If a request asks for more tokens than the model's context length leaves, generate as many as fit "
         "instead of returning 400. /v1/messages always does.",
     )
-    max_batch_size: int = Field(16, ge=1, le=4_096, description="Maximum number of sequences in a batch.")
+    max_batch_size: int = Field(
+        0, ge=0, le=4_096, description="Maximum number of sequences in a batch. 0: 16 on a CPU, 64 on a GPU."
+    )
     max_waiting_requests: int = Field(64, ge=1, description="Maximum number of queued sequences; further ones get 503.")
-    max_prefill_tokens: int = Field(512, ge=1, description="Maximum prompt tokens computed in one step.")
+    max_prefill_tokens: int = Field(
+        0, ge=0, description="Maximum prompt tokens computed in one step. 0: 512 on a CPU, 4096 on a GPU."
+    )
     min_prefill_tokens: int = Field(
         0,
         ge=0,

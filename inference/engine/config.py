@@ -11,6 +11,8 @@ KV_CACHE_BACKENDS = ("auto", "contiguous", "paged")
 ATTENTION_KERNELS = ("auto", "torch")
 CUDA_GRAPHS = ("auto", "off")
 SPECULATIVE_METHODS = ("none", "prompt_lookup")
+CPU_BATCH_SIZE, GPU_BATCH_SIZE = 16, 64
+CPU_PREFILL_TOKENS, GPU_PREFILL_TOKENS = 512, 4096
 GPU_MIN_PREFILL_TOKENS = 512
 READ_PLACES = 128  # of prompts, whose logits one step reads at most (log-probabilities of prompts, scores)
 
@@ -19,16 +21,16 @@ READ_PLACES = 128  # of prompts, whose logits one step reads at most (log-probab
 class EngineConfig:
     """Settings of an engine.
 
-    Batching: ``max_batch_size`` sequences run at once; ``max_waiting_requests`` more may queue, further ones are
-    refused. With ``batching_mode`` ``continuous``, sequences join and leave at each step; ``static`` waits up to
-    ``batch_wait_timeout_s`` for a full batch and runs it to its end. ``scheduler_policy`` ``fcfs`` runs requests in
-    order of arrival, ``priority`` runs those of higher priority first.
+    Batching: ``max_batch_size`` sequences run at once (0: 16 on a CPU, 64 on a GPU); ``max_waiting_requests`` more may
+    queue, further ones are refused. With ``batching_mode`` ``continuous``, sequences join and leave at each step;
+    ``static`` waits up to ``batch_wait_timeout_s`` for a full batch and runs it to its end. ``scheduler_policy``
+    ``fcfs`` runs requests in order of arrival, ``priority`` runs those of higher priority first.
 
-    ``max_prefill_tokens`` is the budget of prompt tokens in one step. While other sequences decode and one prompt is
-    computed, the budget shrinks so that a step takes at most ``max_stall_factor`` times as long as one that only
-    decodes (0: it never shrinks), but not below ``min_prefill_tokens``, which cost hardly more than a single one (0: 16
-    on a CPU, 512 on a GPU). Each further prompt that is computed, or that waits for a shared prefix, adds as much
-    again.
+    ``max_prefill_tokens`` is the budget of prompt tokens in one step (0: 512 on a CPU, 4096 on a GPU). While other
+    sequences decode and one prompt is computed, the budget shrinks so that a step takes at most ``max_stall_factor``
+    times as long as one that only decodes (0: it never shrinks), but not below ``min_prefill_tokens``, which cost
+    hardly more than a single one (0: 16 on a CPU, 512 on a GPU). Each further prompt that is computed, or that waits
+    for a shared prefix, adds as much again.
 
     ``max_seq_len`` limits prompt plus completion of a sequence; 0 uses the model's context length.
 
@@ -49,9 +51,9 @@ class EngineConfig:
     """
 
     max_seq_len: int = 0
-    max_batch_size: int = 16
+    max_batch_size: int = CPU_BATCH_SIZE
     max_waiting_requests: int = 64
-    max_prefill_tokens: int = 512
+    max_prefill_tokens: int = CPU_PREFILL_TOKENS
     min_prefill_tokens: int = 0
     max_stall_factor: float = 2.0
     batching_mode: Literal["continuous", "static"] = "continuous"
@@ -71,9 +73,13 @@ class EngineConfig:
 
     def on(self, device_type: str) -> EngineConfig:
         """Return the settings for a device, with those chosen that depend on it."""
-        if device_type == "cpu" or self.min_prefill_tokens:
-            return self
-        return replace(self, min_prefill_tokens=GPU_MIN_PREFILL_TOKENS)
+        is_cpu = device_type == "cpu"
+        return replace(
+            self,
+            max_batch_size=self.max_batch_size or (CPU_BATCH_SIZE if is_cpu else GPU_BATCH_SIZE),
+            max_prefill_tokens=self.max_prefill_tokens or (CPU_PREFILL_TOKENS if is_cpu else GPU_PREFILL_TOKENS),
+            min_prefill_tokens=self.min_prefill_tokens or (0 if is_cpu else GPU_MIN_PREFILL_TOKENS),
+        )
 
     def __post_init__(self) -> None:
         _one_of("batching_mode", self.batching_mode, BATCHING_MODES)
@@ -83,15 +89,20 @@ class EngineConfig:
         _one_of("cuda_graphs", self.cuda_graphs, CUDA_GRAPHS)
         _one_of("speculative_method", self.speculative_method, SPECULATIVE_METHODS)
         for name in (
-            "max_batch_size",
             "max_waiting_requests",
-            "max_prefill_tokens",
             "num_speculative_tokens",
             "prompt_lookup_min",
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        for name in ("max_seq_len", "min_prefill_tokens", "batch_wait_timeout_s", "kv_cache_bytes"):
+        for name in (
+            "max_seq_len",
+            "max_batch_size",
+            "max_prefill_tokens",
+            "min_prefill_tokens",
+            "batch_wait_timeout_s",
+            "kv_cache_bytes",
+        ):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}.")
         if self.max_stall_factor and not self.max_stall_factor > 1:

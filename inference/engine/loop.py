@@ -14,6 +14,8 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from itertools import islice
 
+import torch
+
 from inference.engine.attached_models import AttachedModels
 from inference.engine.cache.device_memory import MemoryWatch
 from inference.engine.config import EngineConfig
@@ -47,7 +49,8 @@ class EngineLoop:
     def __init__(self, config: EngineConfig, publish: Publish) -> None:
         self._config = config
         self._inbox = Inbox()
-        self._outbox = Outbox(publish, config.max_batch_size + config.max_waiting_requests)
+        here = config.on("cuda" if torch.cuda.is_available() else "cpu")
+        self._outbox = Outbox(publish, here.max_batch_size + here.max_waiting_requests)
         self._models = AttachedModels(config)
         self._lifecycle = EngineLifecycle()
         self._memory = MemoryWatch()

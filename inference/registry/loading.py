@@ -50,18 +50,19 @@ def load_from_directory(spec: ModelSpec) -> LoadedModel:
 
 
 def estimate_from_directory(spec: ModelSpec) -> MemoryEstimate:
+    from inference.engine.config import EngineConfig
     from inference.engine.models.facts import MemoryEstimate
     from inference.engine.models.memory_estimate import estimate_memory
 
     if spec.kind in MEDIA_KINDS:
         weights = weight_bytes(spec)
         return MemoryEstimate(weights=weights, kv=0, activations=int(weights * MEDIA_ACTIVATIONS))
-    engine = settings.MILLM_ENGINE_OPTIONS
+    config = EngineConfig(**settings.MILLM_ENGINE_OPTIONS).on(device_of(spec).partition(":")[0])
     return estimate_memory(
         spec,
-        max_tokens=engine["max_prefill_tokens"],
-        max_rows=engine["max_batch_size"],
-        kv_bytes=engine["kv_cache_bytes"],
+        max_tokens=config.max_prefill_tokens,
+        max_rows=config.max_batch_size,
+        kv_bytes=config.kv_cache_bytes,
     )
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from django.conf import settings
 from django.http.response import HttpResponseBase
 from numpy.typing import NDArray
 
@@ -22,6 +21,7 @@ from inference.client import (
     Usage,
 )
 from inference.registry.model_card import ModelCard
+from inference.runs import batch_size
 from inference.steering_refs import SteeringRef
 from openai_api.backend import get_backend
 from openai_api.endpoints.completions import encode_prompts
@@ -188,7 +188,7 @@ async def run(
         if isinstance(event, FinishedEvent):
             call.add_usage(Usage(event.usage.prompt_tokens, event.usage.cached_tokens))
 
-    collected = await collect_events(call, requests, group_size=settings.MILLM_MAX_BATCH_SIZE, observe=note)
+    collected = await collect_events(call, requests, group_size=batch_size(get_backend().client()), observe=note)
     return [scores_of(events) for events in collected]
 
 

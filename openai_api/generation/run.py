@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
-from django.conf import settings
 from django.utils import timezone
 
 from inference.captures import CaptureSpec
@@ -19,7 +18,7 @@ from inference.client import (
     SamplingParams,
     Usage,
 )
-from inference.runs import Run, SequenceFailedError
+from inference.runs import Run, SequenceFailedError, batch_size
 from inference.segments import ANSWER_ONLY, SegmentRules
 from openai_api.backend import get_backend
 from openai_api.generation.stats import GenerationStats, millm_body
@@ -121,8 +120,8 @@ class Generation:
         call.reserve_tokens(plan.num_tokens)
         requests = plan.requests(call, target)
         self._record = TokenRecord.of(requests, plan.captures_of, text=target.model.text, sae=plan.sae)
-        client, group_size = get_backend().client(), settings.MILLM_MAX_BATCH_SIZE
-        self._run = Run(client, requests, group_size=group_size, observe=self._note)
+        client = get_backend().client()
+        self._run = Run(client, requests, group_size=batch_size(client), observe=self._note)
 
     async def peek(self) -> None:
         """Wait briefly for the first event. Raises MillmError when it is a failure."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from django.conf import settings
-
 from inference import runs
 from inference.client import EmbeddingRequest, Event, FinishedEvent
 from inference.registry.model_card import ModelCard
+from openai_api.backend import get_backend
 from openai_api.generation.run import collect_events
 from openai_api.http.call import Call
 from openai_api.http.errors import invalid
@@ -21,7 +20,7 @@ async def vectors_of(call: Call, requests: Sequence[EmbeddingRequest]) -> list[b
         if isinstance(event, FinishedEvent):
             call.add_usage(event.usage)
 
-    size = settings.MILLM_MAX_BATCH_SIZE
+    size = runs.batch_size(get_backend().client())
     return runs.vectors_of(await collect_events(call, requests, group_size=size, observe=note))
 
 

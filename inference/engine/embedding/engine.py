@@ -54,6 +54,7 @@ class EmbeddingEngine:
 
     def __init__(self, loaded: LoadedEncoder, config: EngineConfig) -> None:
         self._loaded = loaded
+        config = config.on(torch.device(loaded.device).type)
         self._max_tokens = config.max_prefill_tokens
         self._max_texts = config.max_batch_size
         self._max_length = min(config.max_seq_len or loaded.max_model_len, loaded.max_model_len)
