@@ -26,7 +26,7 @@ from benchmarks.profiles import KINDS
 from benchmarks.record import Record
 from benchmarks.shapes import shape_folder
 from benchmarks.steering import Steered
-from benchmarks.subject import Plan, Row, Subject, echo, measure, ratios
+from benchmarks.subject import Plan, Row, echo, measure, ratios, works
 from benchmarks.workloads import MAKERS, streams
 from inference.engine.cache.device_memory import device_memory
 from inference.engine.config import EngineConfig
@@ -111,7 +111,7 @@ class Gpu:
         options = self._options
         peer = GenerateBatch(load_module(options.shape, shape_folder(options.shape, options.folder)))
         self._stack.enter_context(closing(peer))
-        if _runs(peer, self._plan):
+        if works(peer, MAKERS["W1"], self._plan.scale):
             plan = replace(self._plan, rounds=1, warm_up=False)
             compared = measure([self._engines[ENGINE], peer], [MAKERS["W2"]], plan)
             self._rows += [row for row in compared if row.subject == PEER]
@@ -145,16 +145,6 @@ def record(options: Options) -> Record:
     """Run everything on the GPU or, without one, on the CPU."""
     with ExitStack() as stack:
         return Gpu(options, stack).record()
-
-
-def _runs(peer: Subject, plan: Plan) -> bool:
-    """Return whether the peer works. One that does not must not prevent the other measurements."""
-    try:
-        peer.run(MAKERS["W1"](replace(plan.scale, share=plan.scale.share / 16), -2))
-    except Exception as error:  # noqa: BLE001 - whatever another project's code raises
-        echo(f"Skipping {peer.name}. {type(error).__name__}: {error}")
-        return False
-    return True
 
 
 def derived(rows: Sequence[Row], found: Mapping[str, float]) -> dict[str, float]:

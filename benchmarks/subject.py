@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from benchmarks.figures import Figures, Trace, figures, median_figures
@@ -39,11 +39,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Number of rounds and scale of the workloads."""
+    """Number of rounds and scale of the workloads; the lengths of the warm-up are ``warm_up_share`` of theirs."""
 
     scale: Scale
     rounds: int = 3
     warm_up: bool = True
+    warm_up_share: float = 1.0
 
 
 def measure(subjects: Sequence[Subject], makers: Iterable[Maker], plan: Plan) -> list[Row]:
@@ -56,7 +57,8 @@ def measure(subjects: Sequence[Subject], makers: Iterable[Maker], plan: Plan) ->
         seen: dict[str, list[Figures]] = {subject.name: [] for subject in subjects}
         name = note = ""
         for number in range(-1 if plan.warm_up else 0, plan.rounds):
-            workload = maker(plan.scale, number)
+            share = plan.scale.share * (plan.warm_up_share if number < 0 else 1)
+            workload = maker(replace(plan.scale, share=share), number)
             name, note = workload.name, workload.note
             for subject in subjects if number % 2 == 0 else reversed(subjects):
                 found = _figures_of(subject, workload)
@@ -72,6 +74,16 @@ def measure(subjects: Sequence[Subject], makers: Iterable[Maker], plan: Plan) ->
 def _figures_of(subject: Subject, workload: Workload) -> Figures:
     traces = subject.run(workload)
     return figures(traces, peak_memory_mb=subject.peak_memory_mb())
+
+
+def works(subject: Subject, maker: Maker, scale: Scale) -> bool:
+    """Return whether a subject runs a short workload. One that does not must not prevent the other measurements."""
+    try:
+        subject.run(maker(replace(scale, share=scale.share / 16), -2))
+    except Exception as error:  # noqa: BLE001 - whatever another project's code raises
+        echo(f"Skipping {subject.name}. {type(error).__name__}: {error}")
+        return False
+    return True
 
 
 def ratios(rows: Mapping[str, Row], figure: str, above: str, below: str) -> float | None:

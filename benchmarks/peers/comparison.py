@@ -15,11 +15,12 @@ from benchmarks.peers.servers import CACHE_GIB, FLOAT_PEERS, INT8_PEERS, servers
 from benchmarks.record import Record
 from benchmarks.serve import HttpSubject, serving_shape
 from benchmarks.shapes import shape_folder
-from benchmarks.subject import Plan, Row, Subject, echo, measure
+from benchmarks.subject import Plan, Row, Subject, echo, measure, works
 from benchmarks.workloads import MAKERS
 from inference.engine.config import EngineConfig
 
 WORKLOADS = ("W1", "W2")
+WARM_UP_SHARE = 0.25  # of the lengths: servers warm up for themselves, and a round takes ten minutes
 
 
 def record(options: Options, urls: Sequence[tuple[str, str]] = (), without: Sequence[str] = ()) -> Record:
@@ -42,6 +43,7 @@ def record(options: Options, urls: Sequence[tuple[str, str]] = (), without: Sequ
         subjects += [HttpSubject(url, options.shape.name, name=name) for name, url in urls]
         subjects += _servers(stack, options, without, notes)
         subjects += _openvino(stack, options, without, notes)
+        subjects = [subject for subject in subjects if works(subject, MAKERS["W1"], options.scale)]
         rows = _measure(subjects, options)
     measured = {subject.name for subject in subjects}
     known = INT8_PEERS if options.quantization else FLOAT_PEERS
@@ -95,4 +97,4 @@ def _openvino(stack: ExitStack, options: Options, without: Sequence[str], notes:
 
 def _measure(subjects: Sequence[Subject], options: Options) -> tuple[Row, ...]:
     makers = [MAKERS[name] for name in WORKLOADS if name in options.workloads]
-    return tuple(measure(subjects, makers, Plan(options.scale, options.rounds)))
+    return tuple(measure(subjects, makers, Plan(options.scale, options.rounds, warm_up_share=WARM_UP_SHARE)))
