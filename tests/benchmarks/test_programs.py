@@ -17,7 +17,7 @@ from benchmarks.figures import Figures, Trace
 from benchmarks.gpu_checks import Check, Steps, busy, difference
 from benchmarks.options import Options, parse_options
 from benchmarks.record import Record, read_records
-from benchmarks.subject import Plan, echo
+from benchmarks.subject import echo, works
 from benchmarks.workloads import MAKERS, Scale, Workload
 from inference.engine.config import EngineConfig
 from inference.engine.models.loader import LoadedModel
@@ -188,7 +188,7 @@ def test_a_peer_that_does_not_work_is_left_out_of_the_gpus_rows(capsys: pytest.C
 
         def peak_memory_mb(self) -> float | None: ...
 
-    assert not gpu._runs(Broken(), Plan(Scale(1024)))
+    assert not works(Broken(), MAKERS["W1"], Scale(1024))
     assert f"Skipping {gpu.PEER}. MemoryError" in capsys.readouterr().out
 
 
