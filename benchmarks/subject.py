@@ -39,12 +39,16 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Number of rounds and scale of the workloads; the lengths of the warm-up are ``warm_up_share`` of theirs."""
+    """Number of rounds and scale of the workloads; the lengths of the warm-up are ``warm_up_share`` of theirs.
+
+    With ``leaves_out``, a subject that fails is left out of the rows of its workload and of later ones.
+    """
 
     scale: Scale
     rounds: int = 3
     warm_up: bool = True
     warm_up_share: float = 1.0
+    leaves_out: bool = False
 
 
 def measure(subjects: Sequence[Subject], makers: Iterable[Maker], plan: Plan) -> list[Row]:
@@ -61,7 +65,15 @@ def measure(subjects: Sequence[Subject], makers: Iterable[Maker], plan: Plan) ->
             workload = maker(replace(plan.scale, share=share), number)
             name, note = workload.name, workload.note
             for subject in subjects if number % 2 == 0 else reversed(subjects):
-                found = _figures_of(subject, workload)
+                try:
+                    found = _figures_of(subject, workload)
+                except Exception as error:
+                    if not plan.leaves_out:
+                        raise
+                    echo(f"Leaving out {subject.name} from {name} on. {type(error).__name__}: {error}")
+                    subjects = [one for one in subjects if one is not subject]
+                    del seen[subject.name]
+                    continue
                 if number >= 0:
                     seen[subject.name].append(found)
         rows += [Row(subject, name, note, tuple(rounds)) for subject, rounds in seen.items()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from django.utils.timezone import localtime
@@ -76,6 +76,37 @@ CHARTS: tuple[tuple[str, str, tuple[Column, ...]], ...] = (
     ),
     ("KV cache used", "%", (("max", lambda load, span: 100 * load.kv),)),
 )
+
+
+SPARK_WIDTH, SPARK_HEIGHT = 120, 24  # units of the drawing
+
+
+@dataclass(frozen=True, slots=True)
+class Sparkline:
+    """A figure's course over the span as a small drawing. ``points`` are those of an SVG polyline."""
+
+    points: str
+    label: str
+
+
+SPARKLINES: Mapping[str, tuple[str, Callable[[Load, Span], float]]] = {
+    "requests": ("requests per second", lambda load, span: load.requests / span.point_s),
+    "tokens": ("tokens per second", lambda load, span: load.generation_tokens / span.point_s),
+    "running": ("running and waiting", lambda load, span: load.running + load.waiting),
+    "kv": ("percent of the KV cache", lambda load, span: 100 * load.kv),
+}
+
+
+def sparklines(span: Span, points: Sequence[Point]) -> dict[str, Sparkline]:
+    """Return a drawing for each figure that was not 0 all the time."""
+    drawn = {}
+    for name, (unit, value) in SPARKLINES.items():
+        values = [value(point.load, span) for point in points]
+        if (most := max(values, default=0)) > 0:
+            step = SPARK_WIDTH / max(1, len(values) - 1)
+            places = (f"{i * step:.1f},{SPARK_HEIGHT * (1 - each / most):.1f}" for i, each in enumerate(values))
+            drawn[name] = Sparkline(" ".join(places), f"Last {span.name}: at most {most:.3g} {unit}")
+    return drawn
 
 
 def charts(span: Span, points: Sequence[Point]) -> list[Chart]:

@@ -13,7 +13,7 @@ from django.http import HttpRequest
 from django.urls import reverse
 
 from console.attention import notices
-from console.charts import charts
+from console.charts import charts, sparklines
 from console.first_steps import first_steps
 from console.home import home_cards, puts_work_first
 from console.load.history import SPANS, read_history, total
@@ -64,6 +64,7 @@ def _load(user: Any, name: str) -> dict[str, Any]:
         "spans": SPANS.values(),
         "whole": whole,
         "charts": charts(span, points),
+        "sparklines": sparklines(span, points),
         "errors": _most(whole.errors, log.of_code),
         "profiles": _profiles(user, whole, log) if user.has_perm("steering.view_steeringprofile") else None,
         "keys": _keys(user, whole) if user.has_perm("openai_api.view_apikey") else None,

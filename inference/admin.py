@@ -121,6 +121,7 @@ def _offered(model: LanguageModel) -> Iterator[tuple[str, str]]:
         yield "default", "Set as default"
 
 
+SETTINGS_PART = "part-settings"  # a class for console/page-parts.js
 LIVE_FIELDS = (
     "state",
     "kind",
@@ -162,12 +163,13 @@ class LanguageModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it take
     readonly_fields = LIVE_FIELDS
     actions = ("load_models", "unload_models", "make_default")
     fieldsets = (
-        (None, {"fields": ("name", "aliases", "source", "revision", "is_default")}),
-        ("Status", {"fields": LIVE_FIELDS}),
+        (None, {"fields": ("name", "aliases", "source", "revision", "is_default"), "classes": (SETTINGS_PART,)}),
+        ("Status", {"fields": LIVE_FIELDS, "classes": ("part-status",)}),
         (
             "Load settings",
             {
                 "fields": ("dtype", "device", "quantization", "context_length", "autoload", "pinned", "keep_alive_s"),
+                "classes": (SETTINGS_PART,),
                 "description": "Changes to these, the source or the chat template take effect at the next load.",
             },
         ),
@@ -181,14 +183,15 @@ class LanguageModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it take
                     "chat_template",
                     "tool_format",
                     "shared_prefix_cache",
-                )
+                ),
+                "classes": (SETTINGS_PART,),
             },
         ),
         (
             "Trust",
             {
                 "fields": ("trust_remote_code", "allow_pickle"),
-                "classes": ("collapse",),
+                "classes": ("collapse", SETTINGS_PART),
                 "description": "Either option lets the model run its own code. Only superusers can change them, and "
                 "they require MILLM_ALLOW_REMOTE_CODE=true.",
             },
@@ -197,7 +200,7 @@ class LanguageModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it take
 
     class Media:
         css = {"all": ("inference/models.css",)}
-        js = (Script("inference/live.js", type="module"),)
+        js = (Script("inference/live.js", type="module"), Script("console/page-parts.js", type="module"))
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None

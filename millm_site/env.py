@@ -337,7 +337,9 @@ class Environment(BaseSettings):
         1_024, ge=0, description="Maximum open connections from one address, trusted proxies excepted. 0: no limit."
     )
     max_sockets: int = Field(
-        256, ge=0, description="Maximum live connections (WebSockets) of the console. 0: no limit."
+        256,
+        ge=0,
+        description="Maximum WebSockets: live connections of the console, and clients of /v1/responses. 0: no limit.",
     )
     load_timeout: Seconds = Field(
         120.0, description="Seconds that a request waits for its model to load; after that, it gets 503."

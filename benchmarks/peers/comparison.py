@@ -49,7 +49,17 @@ def record(options: Options, urls: Sequence[tuple[str, str]] = (), without: Sequ
     known = INT8_PEERS if options.quantization else FLOAT_PEERS
     missing = [name for name in known if name not in measured and name not in without]
     notes += [f"{name} was not measured: it is not installed, or does not run here." for name in missing]
+    notes += [f"{name} failed in {workload} and was left out." for name, workload in failed_in(rows)]
     return Record("peers", record_label(options), rows, values=found, notes=tuple(notes))
+
+
+def failed_in(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
+    """Yield the subjects that have a row of one workload, with each workload of which they have none."""
+    workloads = dict.fromkeys(row.workload for row in rows)
+    for subject in dict.fromkeys(row.subject for row in rows):
+        for workload in workloads:
+            if not any((row.subject, row.workload) == (subject, workload) for row in rows):
+                yield subject, workload
 
 
 def record_label(options: Options) -> str:
@@ -97,4 +107,5 @@ def _openvino(stack: ExitStack, options: Options, without: Sequence[str], notes:
 
 def _measure(subjects: Sequence[Subject], options: Options) -> tuple[Row, ...]:
     makers = [MAKERS[name] for name in WORKLOADS if name in options.workloads]
-    return tuple(measure(subjects, makers, Plan(options.scale, options.rounds, warm_up_share=WARM_UP_SHARE)))
+    plan = Plan(options.scale, options.rounds, warm_up_share=WARM_UP_SHARE, leaves_out=True)
+    return tuple(measure(subjects, makers, plan))

@@ -27,8 +27,10 @@ from millm_site.http.cors import API_ROOTS
 from millm_site.http.hosts import host_problem, with_forwarded_scheme
 from millm_site.http.refusal import Refusal, disk_full, invalid_host, refusal, too_large
 from millm_site.http.spool import CHECK_EVERY, SCOPE_KEY, has_room, new_spool
-from millm_site.serving import stop
+from millm_site.serving import is_draining, stop
 from openai_api.http.file_uploads import accepts_files, body_limit, upload_refusal
+from openai_api.responses.websocket import PATHS as SOCKET_PATHS
+from openai_api.responses.websocket import ResponsesSocket
 
 logger = logging.getLogger(__name__)
 _live_application = AllowedHostsOriginValidator(LiveConnection.as_asgi())
@@ -168,12 +170,22 @@ class SiteHandler(BodyHandler):
         if scope["type"] == "lifespan":
             await live(receive, send)
         elif scope["type"] == "websocket":
-            await live_socket(scope, receive, send)
+            await self._serve_socket(scope, receive, send)
         elif problem := host_problem(scope["headers"], scope.get("http_version", "1.1")):
             logger.warning("Refused a request: %s", problem)
             await send_refusal(invalid_host(problem), send)
         else:
             await self._serve(scope, receive, send)
+
+    async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve the WebSockets of the console, to pages of this site, and of the API; refuse others."""
+        if scope["path"] == LIVE_PATH:
+            await _live_application(with_forwarded_scheme(scope), receive, send)
+        elif scope["path"] in SOCKET_PATHS and not host_problem(scope["headers"], "1.1"):
+            await ResponsesSocket(self._api, is_draining)(with_forwarded_scheme(scope), receive, send)
+        else:
+            await receive()
+            await send({"type": "websocket.close"})
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer an HTTP request. The size checks are for other ASGI servers: ours refuses large bodies earlier."""
@@ -262,15 +274,6 @@ async def send_refusal(refusal: Refusal, send: Send) -> None:
     headers = [(name.lower().encode(), value.encode()) for name, value in refusal.headers]
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
     await send({"type": "http.response.body", "body": refusal.body})
-
-
-async def live_socket(scope: Scope, receive: Receive, send: Send) -> None:
-    """Serve the WebSocket of the console to pages of this site; refuse other WebSockets."""
-    if scope["path"] == LIVE_PATH:
-        await _live_application(with_forwarded_scheme(scope), receive, send)
-    else:
-        await receive()
-        await send({"type": "websocket.close"})
 
 
 async def live(receive: Receive, send: Send) -> None:

@@ -23,6 +23,7 @@ from millm_site.http.refusal import (
 from millm_site.http.spool import has_room
 from millm_site.server.limits import ServerLimits, ServerState
 from openai_api.http.file_uploads import accepts_files, body_limit, upload_refusal
+from openai_api.responses.websocket import PATHS
 
 if TYPE_CHECKING:
     from core.errors import MillmError
@@ -35,6 +36,15 @@ GOING_AWAY = 1001
 
 class WebSocket(WebSocketProtocol):
     channel: Channel | None = None  # the HTTP connection; Twisted still notifies it of back-pressure
+    is_of_api = False  # ends by itself when the server stops, after the response in progress
+
+    def onConnect(self, request: Any) -> Any:
+        """Accept messages as large as the bodies of the same path."""
+        path = request.path
+        if path in PATHS:
+            self.is_of_api = True
+            self.maxMessagePayloadSize = self.maxFramePayloadSize = body_limit(path)
+        return super().onConnect(request)
 
     async def writable(self) -> None:
         """Wait until the client has read enough. Return at once if it has disconnected."""
@@ -42,6 +52,8 @@ class WebSocket(WebSocketProtocol):
             await self.channel.writable()
 
     def close_for_shutdown(self) -> None:
+        if self.is_of_api:
+            return
         if self.state == self.STATE_OPEN:
             self.sendCloseFrame(code=GOING_AWAY)  # sendClose accepts only codes for applications
         elif hasattr(self, "handshake_deferred"):

@@ -23,7 +23,7 @@ class ServerLimits:
     response itself is not limited. ``drain_s``: how long running responses may take after the server was asked to stop.
 
     ``max_connections``: open connections in total; ``max_address_connections``: from one address, trusted proxies
-    excepted; ``max_sockets``: WebSockets of the console. 0: no limit.
+    excepted; ``max_sockets``: WebSockets. 0: no limit.
     """
 
     max_header_bytes: int = 32 * 2**10

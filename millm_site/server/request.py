@@ -12,11 +12,13 @@ from daphne.http_protocol import WebRequest
 from console.live.connection import LIVE_PATH
 from millm_site.http.refusal import disk_full, draining, no_answer, too_large, too_many_connections
 from millm_site.http.spool import CHECK_EVERY, has_room, new_spool
+from openai_api.responses.websocket import PATHS
 
 if TYPE_CHECKING:
     from millm_site.server.channel import Channel
 
 PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
+SOCKET_PATHS = frozenset(path.encode() for path in (LIVE_PATH, *PATHS))
 PROBES = b"/health/"  # answered even while the server is stopping
 
 
@@ -57,9 +59,9 @@ class Request(WebRequest):
         super().setResponseCode(code, message or PHRASES.get(code))
 
     def process(self) -> object:
-        """Pass the complete request to the application. The Upgrade header only has an effect on the console's path."""
+        """Pass the complete request to the application. Only paths of WebSockets take the Upgrade header."""
         self._complete_at = time.monotonic()
-        is_socket = self.path == LIVE_PATH.encode() and self._asks_for_websocket()
+        is_socket = self.path in SOCKET_PATHS and self._asks_for_websocket()
         if not is_socket:
             self.requestHeaders.removeHeader(b"upgrade")
         if self.server.is_draining and not self.path.startswith(PROBES):

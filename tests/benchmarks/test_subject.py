@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.figures import Trace
+from benchmarks.peers.comparison import failed_in
 from benchmarks.subject import Plan, measure, ratios
-from benchmarks.workloads import Scale, Workload, streams
+from benchmarks.workloads import MAKERS, Scale, Workload, streams
 from tests.benchmarks.builders import build_row
 
 
@@ -52,3 +55,23 @@ def test_a_ratio_of_an_even_number_of_rounds_lies_between():
 def test_a_figure_that_one_side_lacks_has_no_ratio():
     rows = {"a": build_row("a", "W1", 10), "b": build_row("b", "W1", 10, ttft_p50_s=None)}
     assert ratios(rows, "ttft_p50_s", "a", "b") is None
+
+
+def test_a_subject_that_fails_is_left_out_from_there_on(capsys: pytest.CaptureFixture[str]):
+    class Dying(Scripted):
+        def run(self, workload: Workload) -> list[Trace]:
+            if len(self._diary) > 3:
+                raise ConnectionError("it was killed")
+            return super().run(workload)
+
+    others: list[tuple[str, Workload]] = []
+    subjects = [Dying("dying", 0.01, []), Scripted("steady", 0.01, others)]
+    rows = measure(subjects, [MAKERS["W1"], streams(2)], Plan(Scale(1024, 0.1), rounds=3, leaves_out=True))
+    assert [(row.subject, row.workload) for row in rows] == [
+        ("dying", "W1"), ("steady", "W1"), ("steady", "streams 2")
+    ]  # fmt: skip
+    assert len(others) == 8
+    assert list(failed_in(rows)) == [("dying", "streams 2")]
+    assert "Leaving out dying from streams 2 on. ConnectionError: it was killed" in capsys.readouterr().out
+    with pytest.raises(ConnectionError):
+        measure([Dying("dying", 0.01, others)], [streams(2)], Plan(Scale(1024, 0.1)))

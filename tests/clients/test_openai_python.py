@@ -82,6 +82,14 @@ def test_responses_have_the_text_of_their_events(report: Report) -> None:
     assert other["types"][-1] in {"response.completed", "response.incomplete"}
 
 
+def test_responses_over_websocket_are_those_of_http(report: Report, environment: str) -> None:
+    if environment != "openai":
+        pytest.skip("this environment has no client of WebSockets")
+    first, second = report("responses_websocket")
+    assert first == report("responses")
+    assert second
+
+
 def test_raw_responses_have_the_request_s_id(report: Report) -> None:
     raw = report("raw_response")
     assert raw["status"] == 200

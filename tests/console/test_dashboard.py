@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from datetime import UTC, datetime, timedelta
 
@@ -70,6 +71,20 @@ def test_charts_are_tables_with_a_row_for_each_point(root: User):
     assert text.count("data-chart") == 6
     assert text.count("<tr data-at=") % 60 == 0
     assert "No data for the last hour." in text  # the KV cache was not used
+
+
+def test_figures_have_their_course(root: User):
+    assert "sparkline" not in page(root)
+    write_load(running=3, waiting=2)
+    text = page(root)
+    assert text.count('<svg class="sparkline"') == 3, "the KV cache was not used"
+    assert 'aria-label="Last hour: at most 5 running and waiting"' in text
+    assert 'aria-label="Last hour: at most 2 tokens per second"' in text
+    (line, *_) = re.findall(r'<polyline points="([^"]+)"', text)
+    places = [[float(number) for number in place.split(",")] for place in line.split()]
+    assert len(places) == 60
+    assert places[0] == [0, 24]
+    assert min(height for _, height in places) == 0
 
 
 def test_what_was_counted_leads_to_the_log_and_sums_up(root: User):

@@ -251,6 +251,26 @@ def test_steering_that_cannot_be_captured_turns_only_its_own_graphs_off(capture,
     assert str(graphs) == "2 captured"
 
 
+def test_steered_prompts_that_cannot_be_captured_leave_steered_decoding(capture, caplog):
+    def limited(tensors: StepTensors, shape: Shape) -> Tensor:
+        if shape.steering is not None and shape.rows > 32:
+            raise RuntimeError("CUDA error: out of memory")
+        return facts_of(tensors, shape) if shape.segments else forward(tensors, shape)[:, :6]
+
+    graphs = made(capture, limited, max_rows=4, max_prompt_tokens=64, spare_blocks=(SPARE,))
+    graphs.prepare([step_of(1)])
+    assert graphs.num_with_prompts == 3, "32, 48 and 64 tokens"
+    prepared = 0
+    while graphs.prepare_next([step_of(1)], "tables"):
+        prepared += 1
+    assert prepared == 4, "one row, 64 and 48 tokens in vain, 32 tokens"
+    assert graphs.num_captured == 6
+    assert graphs.shape_of(mixed_step((), ((0, 40),)), "tables") is None
+    assert graphs.shape_of(mixed_step((), ((0, 40),)), None) is not None
+    assert "Steered steps with 64 tokens" in caplog.text
+    assert graphs.prepare_next([step_of(1)], "other tables"), "they are tried again"
+
+
 def test_what_cannot_be_captured_turns_graphs_off_and_says_why(caplog):
     def refuse(act):
         raise RuntimeError("operation not permitted when stream is capturing\nand so on")

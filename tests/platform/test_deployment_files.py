@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -101,11 +102,17 @@ def test_the_image_runs_an_existing_command_without_root() -> None:
 
 
 def test_the_image_installs_the_project_s_own_requirements() -> None:
-    """The program that reads them works on this project file."""
+    """The program that reads them works on this project file, for the default extras and media."""
     build = " ".join(rest for name, rest in instructions() if name == "RUN")
-    assert 'load(open("pyproject.toml", "rb"))["project"]["dependencies"]' in build
+    (program,) = re.findall(r"python -c '([^']+)' \$\{EXTRAS\}", build)
+    (default,) = (rest for name, rest in instructions() if name == "ARG" and rest.startswith("EXTRAS="))
+    extras = [*shlex.split(default.partition("=")[2])[0].split(), "media"]
+    command = [sys.executable, "-c", program, *extras]
+    listed = subprocess.run(command, cwd=PROJECT_DIR, capture_output=True, text=True, check=True).stdout.splitlines()
     project = tomllib.loads((PROJECT_DIR / "pyproject.toml").read_text())["project"]
-    assert any(one.startswith("torch==") for one in project["dependencies"])
+    optional = [one for extra in ("oidc", "otel", "media") for one in project["optional-dependencies"][extra]]
+    assert listed == [*project["dependencies"], *optional]
+    assert any(one.startswith("torch==") for one in listed)
     ignored = (PROJECT_DIR / ".dockerignore").read_text().split()
     assert {".git", ".venv", "var"} <= set(ignored)
 

@@ -12,6 +12,7 @@ if (figures.length) {
       if (value === undefined) figure.textContent = "–";
       else if ("percent" in figure.dataset) figure.textContent = `${Math.round(100 * value)} %`;
       else figure.textContent = value.toLocaleString("en");
+      if ("warn" in figure.dataset) figure.classList.toggle("figure-warn", value >= Number(figure.dataset.warn));
     }
   });
 }

@@ -81,6 +81,7 @@ class StepGraphs:
         self._max_rows = padded_rows(max_rows)
         self._max_segments = max(FEW_SEGMENTS, max_rows + 1) if max_prompt_tokens else 0
         self._prompt_tokens = token_counts(max_prompt_tokens)
+        self._steered_tokens = self._prompt_tokens  # of steered steps with prompts
         self._spare_blocks = spare_blocks
         self._block_size = block_size
         self._max_keys = max_keys
@@ -134,7 +135,7 @@ class StepGraphs:
             if shape is not None:
                 yield shape, step
         for segments in dict.fromkeys((self._max_segments, FEW_SEGMENTS)):
-            for count in reversed(self._prompt_tokens):
+            for count in reversed(self._tokens_of(steering)):
                 yield self._prompt_shape(count, segments, steering), steps[-1]
 
     def run(self, step: StepArrays, steering: Hashable | None = None, tokens: Tensor | None = None) -> Tensor | None:
@@ -175,8 +176,11 @@ class StepGraphs:
         segments = FEW_SEGMENTS if needed <= FEW_SEGMENTS else self._max_segments
         if step.starts or needed > segments:
             return None
-        tokens = next((most for most in self._prompt_tokens if most >= count), 0)
+        tokens = next((most for most in self._tokens_of(steering) if most >= count), 0)
         return self._prompt_shape(tokens, segments, steering) if tokens else None
+
+    def _tokens_of(self, steering: Hashable | None) -> list[int]:
+        return self._prompt_tokens if steering is None else self._steered_tokens
 
     def _prompt_shape(self, tokens: int, segments: int, steering: Hashable | None) -> Shape:
         width = self._width(max(self._max_keys, tokens))  # the tokens that fill up may be more than a sequence's
@@ -236,18 +240,21 @@ class StepGraphs:
         """Drop graphs of steering tables that no longer exist."""
         if steering in {None, self._steering}:
             return
-        self._steering = steering
+        self._steering, self._steered_tokens = steering, self._prompt_tokens
         for shape in [s for s in self._seen if s.steering not in {None, steering}]:
             del self._seen[shape]
             self._captured.pop(shape, None)
 
     def _disable(self, failed: Shape, problem: str) -> None:
-        """Turn off all graphs, those of steered steps if an SAE may have caused the failure, or those of steps with as
-        many tokens if prompts may have.
+        """Turn off the graphs of prompts of as many tokens if prompts may have caused the failure, otherwise all graphs
+        (those of steered steps, if an SAE may have).
         """
-        if failed.steering is None and failed.segments:
-            self._prompt_tokens = [count for count in self._prompt_tokens if count < failed.rows]
-            logger.warning("Steps with %d tokens and more run without CUDA graphs: %s", failed.rows, problem)
+        if failed.segments:
+            kind = "Steps" if failed.steering is None else "Steered steps"
+            self._steered_tokens = [count for count in self._steered_tokens if count < failed.rows]
+            if failed.steering is None:
+                self._prompt_tokens = [count for count in self._prompt_tokens if count < failed.rows]
+            logger.warning("%s with %d tokens and more run without CUDA graphs: %s", kind, failed.rows, problem)
             return
         if failed.steering is None:
             self._problem = problem

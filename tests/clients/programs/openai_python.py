@@ -130,6 +130,25 @@ async def async_responses_stream(url: str) -> Any:
 
 
 @case
+def responses_websocket(url: str) -> Any:
+    """Two responses on one connection, the second of which continues the first, which is not stored."""
+    options: dict[str, Any] = {"model": "demo", "max_output_tokens": 24, "temperature": 0, "store": False}
+    texts, previous = [], None
+    with client_of(url).responses.connect() as connection:
+        for question in (STORY, "Go on."):
+            connection.response.create(input=question, previous_response_id=previous, **options)
+            for event in connection:
+                EVENTS.validate_python(event.to_dict(), strict=True)
+                if event.type in {"response.completed", "response.incomplete", "response.failed", "error"}:
+                    break
+            assert event.type in {"response.completed", "response.incomplete"}, event
+            assert event.response.previous_response_id == previous
+            previous = event.response.id
+            texts.append(event.response.output_text)
+    return texts
+
+
+@case
 def responses_parse(url: str) -> Any:
     answer = client_of(url).responses.parse(
         model="demo", input="Tell me a story.", text_format=Animal, max_output_tokens=60
