@@ -29,7 +29,7 @@ MAX_PENDING = 8  # messages that wait for the response before them
 MAX_S = 3600.0  # as OpenAI's: an hour for a connection
 IDLE_S = 600.0
 POLL_S = 1.0
-NORMAL, GOING_AWAY, POLICY, INTERNAL = 1000, 1001, 1008, 1011
+NORMAL, GOING_AWAY, POLICY = 1000, 1001, 1008
 _OF_THE_HANDSHAKE = (b"connection", b"upgrade", b"content-", b"accept", b"transfer-encoding", b"sec-websocket-")
 
 

@@ -178,8 +178,8 @@ class SiteTable:
             self.version += bool(len(self.static_changes))
             self.static_changes = torch.zeros(_doubled(MIN_STATIC, count), device=self._device)
         noted = self.static_changes[:count]
-        if not replacements and self._kernel is not None and self._kernel.can_steer(hidden, self._tensors):
-            own: Tensor = self._kernel.steer(hidden, rows, self._tensors, given, noted)[0]
+        if not replacements and (kernel := self._kernel_for(hidden)) is not None:
+            own: Tensor = kernel.steer(hidden, rows, self._tensors, given, noted)[0]
             return own
         steered, changes = fallback.steer(hidden, rows, self._tensors, given, replacements)
         noted.copy_(changes)
@@ -192,8 +192,8 @@ class SiteTable:
         token.
         """
         given = self._ask(hidden, asked, readings) if asked else None
-        if self._kernel is not None and self._kernel.can_steer(hidden, self._tensors):
-            steered, changes = self._kernel.steer(hidden, rows, self._tensors, given)
+        if (kernel := self._kernel_for(hidden)) is not None:
+            steered, changes = kernel.steer(hidden, rows, self._tensors, given)
         else:
             steered, changes = native.steer(hidden, rows, self._tensors, given, ordered=self._batch_invariant)
         steer_again = fallback.steer_each if self._batch_invariant else fallback.steer
@@ -205,6 +205,9 @@ class SiteTable:
                 own = None if given is None else given[at]
                 steered[at], changes[at] = steer_again(hidden[at], rows[at], self._tensors, own, [replacement])
         return steered, changes
+
+    def _kernel_for(self, hidden: Tensor) -> ModuleType | None:
+        return self._kernel if self._kernel is not None and self._kernel.can_steer(hidden, self._tensors) else None
 
     def _ask(self, hidden: Tensor, asked: Iterable[GivenActivations], readings: Readings) -> Tensor:
         given = torch.zeros(len(hidden), len(self._tensors.read), device=self._device)
