@@ -87,8 +87,9 @@ class ModelEngine:
             looks_ahead=config.speculative_method == "none",
             max_chunk=config.max_prefill_tokens,
         )
-        self._has_idle_work = accelerator is not None and accelerator.prepares
-        if self._has_idle_work:
+        self._memory_ahead = cache.ahead
+        self._captures_graphs = accelerator is not None and accelerator.prepares
+        if self._captures_graphs:
             self._runner.prepare()
         self._steps = chunk_isolation(self._runner.run)
         self._scheduler = Scheduler(config, self._cache, _admission(config))
@@ -111,14 +112,19 @@ class ModelEngine:
         return self._scheduler.is_in_background
 
     def use_idle_time(self) -> bool:
-        """Do some of what would hold up traffic later: capture a steered step. Return whether there was something."""
-        if not self._has_idle_work:
+        """Do some of what would hold up traffic later: allocate memory, or capture a steered step.
+
+        Return whether there was something.
+        """
+        if self._memory_ahead is not None and self._memory_ahead.allocate_some():
+            return True
+        if not self._captures_graphs:
             return False
         try:
             return self._runner.prepare_steered_graph()
         except Exception:  # such steps run without graphs, or fail alone
             logger.exception("Steered steps cannot be captured in idle time.")
-            self._has_idle_work = False
+            self._captures_graphs = False
             return False
 
     def seconds_to_wait(self) -> float:
@@ -191,7 +197,10 @@ class ModelEngine:
 
     def _kv_unwritten_bytes(self) -> int:
         """Return the cache memory that is not allocated yet. A GPU's memory is allocated at once."""
-        return int(self._limits.kv_bytes * self._cache.unwritten_ratio) if self._limits.device == "cpu" else 0
+        if self._limits.device != "cpu":
+            return 0
+        unused = int(self._limits.kv_bytes * self._cache.unwritten_ratio)
+        return unused if self._memory_ahead is None else max(0, unused - self._memory_ahead.num_bytes)
 
     def limit_growth(self, growth: Growth) -> None:
         """Set which sequences may take more CPU memory; a GPU's memory is taken at once."""

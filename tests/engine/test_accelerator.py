@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from inference.engine.cache.memory_ahead import MemoryAhead
 from inference.engine.config import EngineConfig
 from inference.engine.kernels.accelerator import Accelerate, Accelerator, accelerate
 from inference.engine.kernels.varlen_attention import (
@@ -282,6 +283,7 @@ def test_steered_and_sampled_requests_are_the_same_with_and_without_steps_ahead(
 def kept_hooks(monkeypatch):
     """On a GPU, hooks stay for the graphs that contain them."""
     monkeypatch.setattr(SteeringTable, "_unhook", lambda *_: None)
+    monkeypatch.setattr(MemoryAhead, "allocate_some", lambda _: False)  # a GPU's memory is allocated at once
 
 
 @pytest.mark.usefixtures("kept_hooks")

@@ -13,27 +13,41 @@ def learned(decode_s: float = 0.03, token_s: float = 0.001, factor: float = 2.0)
 
 
 def test_all_is_allowed_while_nobody_decodes_or_nothing_is_known():
-    assert PrefillBudget(512, 2.0).tokens(8, 1) == 512
-    assert learned().tokens(0, 5) == 512
+    assert PrefillBudget(512, 2.0).tokens(8, 8, 1) == 512
+    assert learned().tokens(0, 0, 5) == 512
 
 
 def test_a_step_takes_at_most_the_factor_times_as_long():
-    assert learned().tokens(8, 1) == 16  # 30 ms make 30 tokens, in grains of 16
-    assert learned(factor=4).tokens(8, 1) == 80
+    assert learned().tokens(8, 8, 1) == 16  # 30 ms make 30 tokens, in grains of 16
+    assert learned(factor=4).tokens(8, 8, 1) == 80
 
 
 def test_each_who_waits_gets_as_much_time():
-    assert learned().tokens(2, 8) == 240  # eight times 30 tokens
-    assert learned().tokens(15, 1) == 16
-    assert learned().tokens(1, 1000) == 512
+    assert learned().tokens(2, 2, 8) == 240  # eight times 30 tokens
+    assert learned().tokens(15, 15, 1) == 16
+    assert learned().tokens(1, 1, 1000) == 512
+
+
+def test_only_older_sequences_limit_the_prompts():
+    assert learned().tokens(8, 0, 1) == 512
+    assert learned().tokens(8, 2, 1) == 112  # four times 30 tokens
+    assert learned().tokens(8, 8, 1) == 16
+
+
+def test_a_step_is_compared_with_one_of_as_many_sequences():
+    budget = learned()
+    budget.note(16, 0, 0.09)
+    assert budget.tokens(16, 16, 1) == 80
+    assert budget.tokens(12, 12, 1) == 48  # 60 ms, between those of 8 and 16
+    assert budget.tokens(40, 40, 1) == 80  # the nearest measured one
 
 
 def test_prompts_always_move_on():
-    assert learned(token_s=10.0).tokens(8, 1) == PREFILL_GRAIN
+    assert learned(token_s=10.0).tokens(8, 8, 1) == PREFILL_GRAIN
 
 
 def test_factor_0_never_shrinks():
-    assert learned(factor=0.0).tokens(8, 1) == 512
+    assert learned(factor=0.0).tokens(8, 8, 1) == 512
 
 
 def test_mixed_steps_teach_the_cost_of_a_prompt_token():
@@ -41,4 +55,4 @@ def test_mixed_steps_teach_the_cost_of_a_prompt_token():
     budget.note(8, 0, 0.03)
     for _ in range(60):
         budget.note(8, 50, 0.03 + 50 * 0.0005)
-    assert budget.tokens(8, 1) == pytest.approx(48)
+    assert budget.tokens(8, 8, 1) == pytest.approx(48)

@@ -11,8 +11,9 @@ from inference.engine.cache.paged import PagedCache
 from inference.engine.cache.prefix_keys import PREFIX_BLOCK
 from inference.engine.config import EngineConfig
 from inference.engine.messages import BACKGROUND_PRIORITY
+from inference.engine.scheduling import scheduler
 from inference.engine.scheduling.admission import Admission, ContinuousAdmission, StaticAdmission
-from inference.engine.scheduling.scheduler import Chunk, Scheduler
+from inference.engine.scheduling.scheduler import BURST_STEPS, Chunk, Scheduler
 from inference.engine.scheduling.sequence import Sequence, SequenceState
 from tests.engine.sequences import build_sequence, compute
 
@@ -340,3 +341,64 @@ class TestBookkeeping:
         policy.finish(normal)
         assert policy.is_in_background
         policy.finish(behind)
+
+
+class TestBursts:
+    """A step takes 10 ms and 1 ms for each prompt token; with a stall factor of 2, older sequences allow 16 tokens."""
+
+    @pytest.fixture
+    def policy(self, make_continuous) -> Policy:
+        policy = make_continuous(max_prefill_tokens=64, max_batch_size=8, blocks=64)
+        self.run(policy, build_sequence(2), num_steps=3)  # learns both costs
+        return policy
+
+    @staticmethod
+    def run(policy: Policy, *sequences: Sequence, num_steps: int) -> list[list[tuple[Sequence, int]]]:
+        steps = []
+        policy.add_all(*sequences)
+        for _ in range(num_steps):
+            chunks = policy.schedule()
+            num_prompt_tokens = sum(c.num_tokens for c in chunks if c.num_tokens > 1)
+            compute(chunks)
+            policy.note_step(chunks, 0.01 + 0.001 * num_prompt_tokens)
+            steps.append([(c.sequence, c.num_tokens) for c in chunks])
+        return steps
+
+    @staticmethod
+    def tokens_of(steps: list[list[tuple[Sequence, int]]], sequence: Sequence) -> list[int]:
+        return [num_tokens for step in steps for s, num_tokens in step if s is sequence]
+
+    def test_prompts_of_a_burst_do_not_wait_for_its_answers(self, policy):
+        policy.finish(*policy.running)
+        short, long = build_sequence(10), build_sequence(110)
+        assert self.run(policy, short, long, num_steps=3) == [
+            [(short, 10), (long, 54)],
+            [(short, 1), (long, 56)],
+            [(short, 1), (long, 1)],
+        ]
+
+    def test_a_request_that_comes_a_step_later_is_of_the_same_burst(self, policy):
+        policy.finish(*policy.running)
+        early, late = build_sequence(10), build_sequence(110)
+        self.run(policy, early, num_steps=2)
+        assert self.tokens_of(self.run(policy, late, num_steps=2), late) == [64, 46]
+
+    def test_older_sequences_are_protected(self, policy):
+        self.run(policy, num_steps=BURST_STEPS + 1)
+        late = build_sequence(110)
+        assert self.tokens_of(self.run(policy, late, num_steps=4), late) == [16, 16, 16, 16]
+
+    def test_a_burst_holds_up_its_answers_only_for_so_many_tokens(self, policy, monkeypatch):
+        monkeypatch.setattr(scheduler, "BURST_TOKENS", 60)
+        policy.finish(*policy.running)
+        short, long = build_sequence(10), build_sequence(120)
+        steps = self.run(policy, short, long, num_steps=4)
+        assert self.tokens_of(steps, long) == [54, 64, 2, 1]
+        longer = build_sequence(120)
+        assert self.tokens_of(self.run(policy, longer, num_steps=2), longer) == [16, 16]
+
+    def test_background_prompts_never_hold_up_others(self, policy):
+        policy.finish(*policy.running)
+        short, background = build_sequence(10), build_sequence(110, priority=BACKGROUND_PRIORITY)
+        steps = self.run(policy, short, background, num_steps=3)
+        assert self.tokens_of(steps, background) == [54, 16, 16]

@@ -106,6 +106,16 @@ class PagedCache:
     def unwritten_ratio(self) -> float:
         return max(1 - manager.num_touched / manager.num_blocks for manager in self._managers)
 
+    @property
+    def num_blocks(self) -> tuple[int, ...]:
+        """Per layer group, the number of blocks."""
+        return tuple(manager.num_blocks for manager in self._managers)
+
+    @property
+    def num_touched(self) -> tuple[int, ...]:
+        """Per layer group, the number of leading blocks that were ever used. Those behind them are used next."""
+        return tuple(manager.num_touched for manager in self._managers)
+
     def hold_growth(self, *, held: bool) -> None:
         for manager in self._managers:
             manager.hold_growth(held=held)

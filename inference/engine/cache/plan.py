@@ -11,6 +11,7 @@ import torch
 from inference.engine.cache.contiguous import ContiguousCache
 from inference.engine.cache.device_memory import device_memory
 from inference.engine.cache.layout import LayerGroup, LayerLayout, group_layers, num_heads
+from inference.engine.cache.memory_ahead import MemoryAhead
 from inference.engine.cache.paged import PagedCache, window_blocks
 from inference.engine.cache.policy import CachePolicy
 from inference.engine.cache.pool import KVPool
@@ -34,6 +35,7 @@ class ModelCache:
     backend: Literal["contiguous", "paged"]
     num_bytes: int
     num_tokens: int
+    ahead: MemoryAhead | None = None  # only if the memory is allocated when it is used
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,8 @@ def _paged(measures: _Measures, config: EngineConfig, page: int) -> ModelCache:
     pool = measures.pool(num_blocks, page, has_spare=True)
     num_bytes = sum(n * size for n, size in zip(num_blocks, block_bytes, strict=True))
     num_tokens = min(n for n, kept_by in zip(num_blocks, kept, strict=True) if kept_by == max(kept)) * page
-    return ModelCache(policy, pool, "paged", num_bytes, num_tokens)
+    ahead = MemoryAhead(pool, policy, measures.groups) if measures.device.type == "cpu" else None
+    return ModelCache(policy, pool, "paged", num_bytes, num_tokens, ahead)
 
 
 def _kept_tokens(window: int, length: int, config: EngineConfig) -> int:

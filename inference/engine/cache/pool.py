@@ -7,7 +7,7 @@ is that of torch's paged attention.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 
 import torch
@@ -54,6 +54,19 @@ class KVPool:
         return sum(
             self._discard(layer, kind, block, start, end) for layer in self._groups[group].layers for kind in (0, 1)
         )
+
+    def allocate(self, group: int, start: int, end: int) -> Iterator[None]:
+        """Allocate the memory of blocks ``start .. end``, one tensor of the group's layers after the other.
+
+        Nothing happens on a GPU, whose memory is allocated at once.
+        """
+        for layer in self._groups[group].layers:
+            for kind in (0, 1):
+                virtual = self._virtual.get((layer, kind))
+                if virtual is not None:
+                    size = virtual.tensor[0].numel() * virtual.tensor.element_size()
+                    virtual.allocate(start * size, end * size)
+                    yield
 
     def _tensor(self, layer: int, kind: int, num_blocks: Sequence[int], device: torch.device) -> Tensor:
         layout = self.layouts[layer]

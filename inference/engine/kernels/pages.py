@@ -6,6 +6,7 @@ Weights are read once per token, which is a third faster with huge pages.
 from __future__ import annotations
 
 import mmap
+import sys
 from contextlib import suppress
 from math import prod
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 PAGE = mmap.PAGESIZE
 HUGE_PAGE = 2 << 20
+_POPULATE_WRITE = 23  # Linux 5.14; the module mmap does not name it
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0)
 
 
@@ -42,6 +44,16 @@ class VirtualTensor:
             return 0
         self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
         return last - first
+
+    def allocate(self, start: int, end: int) -> None:
+        """Let the system allocate the pages of bytes ``start .. end``, without a change of their content."""
+        first = start // PAGE * PAGE
+        if sys.platform == "linux":
+            with suppress(OSError):  # an older kernel
+                self._map.madvise(_POPULATE_WRITE, first, end - first)
+                return
+        one_of_each_page = np.frombuffer(self._map, dtype=np.uint8)[first:end:PAGE]
+        one_of_each_page |= 0
 
 
 def in_huge_pages(tensor: Tensor) -> Tensor:

@@ -20,34 +20,46 @@ class PrefillBudget:
     """Limits prompt tokens so that they do not hold up the sequences that decode.
 
     A step that also runs prompt tokens takes longer than one that only decodes. While one prompt is being computed,
-    the budget keeps the step within ``max_stall_factor`` times as long, by the measured cost of a prompt token. Each
-    further prompt adds as much again, because a longer step brings it into the batch sooner. Requests that cannot be
-    admitted for lack of a slot or of memory do not count. ``max_stall_factor`` 0 always allows ``max_tokens``;
-    ``min_tokens`` are always allowed.
+    the budget keeps the step within ``max_stall_factor`` times as long as one in which as many sequences only decode,
+    by the measured cost of a prompt token. Each further prompt adds as much again, because a longer step brings it into
+    the batch sooner. Only sequences that are older than the prompts are protected: if they are a part of those that
+    decode, the step may take longer in proportion, and if there are none, all of ``max_tokens`` are allowed. Requests
+    that cannot be admitted for lack of a slot or of memory do not count. ``max_stall_factor`` 0 always allows
+    ``max_tokens``; ``min_tokens`` are always allowed.
     """
 
     def __init__(self, max_tokens: int, max_stall_factor: float, min_tokens: int = 0) -> None:
         self._max_tokens = max_tokens
         self._min_tokens = max(min_tokens, PREFILL_GRAIN)
         self._factor = max_stall_factor
-        self._decode_s: float | None = None  # a step that only decodes
+        self._decode_s: dict[int, float] = {}  # a step that only decodes, by its number of sequences
         self._token_s: float | None = None  # each prompt token in addition
 
-    def tokens(self, num_decoding: int, num_prompts: int) -> int:
-        """Return the number of prompt tokens for the next step, in which ``num_prompts`` prompts could move on."""
-        if not (num_decoding and self._factor and self._decode_s and self._token_s):
+    def tokens(self, num_decoding: int, num_protected: int, num_prompts: int) -> int:
+        """Return the number of prompt tokens for the next step, in which ``num_prompts`` prompts could move on.
+
+        ``num_protected`` of the ``num_decoding`` sequences are older than the prompts.
+        """
+        if not (num_protected and self._factor and self._decode_s and self._token_s):
             return self._max_tokens
-        allowed = (self._factor - 1) * self._decode_s * max(1, num_prompts) / self._token_s
+        share = num_decoding / num_protected
+        allowed = (self._factor - 1) * self._seconds(num_decoding) * max(1, num_prompts) * share / self._token_s
         return min(self._max_tokens, max(self._min_tokens, int(allowed) // PREFILL_GRAIN * PREFILL_GRAIN))
 
     def note(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
         """Record the duration of a step with these numbers of single tokens and prompt tokens."""
         if not num_prompt_tokens:
-            self._decode_s = smoothed(self._decode_s, seconds)
+            self._decode_s[num_decoding] = smoothed(self._decode_s.get(num_decoding), seconds)
         elif not num_decoding:
             self._token_s = smoothed(self._token_s, seconds / num_prompt_tokens)
-        elif self._decode_s is not None:
-            self._token_s = smoothed(self._token_s, max(0.0, seconds - self._decode_s) / num_prompt_tokens)
+        elif self._decode_s:
+            beyond = max(0.0, seconds - self._seconds(num_decoding))
+            self._token_s = smoothed(self._token_s, beyond / num_prompt_tokens)
+
+    def _seconds(self, num_decoding: int) -> float:
+        """Return the duration of a step that only decodes; the nearest measured one beyond those measured."""
+        sizes = sorted(self._decode_s)
+        return float(np.interp(num_decoding, sizes, [self._decode_s[size] for size in sizes]))
 
 
 def smoothed(known: float | None, seen: float) -> float:

@@ -3,8 +3,8 @@
 All decoding sequences run in each step, one token each. Prompts share a budget of tokens per step, so decoding never
 waits for more than one chunk, however long a prompt is. Within a priority, the prompt with the fewest remaining tokens
 goes first, and the one that has waited longest always gets a share, so a long prompt neither blocks short ones nor is
-starved by them. When memory runs short, the latest sequence is preempted: its cache is released, it waits again and is
-recomputed.
+starved by them. The prompts of a burst may hold up sequences of the same burst, but not older ones. When memory runs
+short, the latest sequence is preempted: its cache is released, it waits again and is recomputed.
 
 The batching modes differ in when they admit sequences (:mod:`inference.engine.scheduling.admission`). A step either
 runs something, or fails a sequence that cannot run (:class:`SequenceFault`), or waits for a static batch to fill: no
@@ -25,11 +25,13 @@ from inference.engine.config import READ_PLACES, EngineConfig
 from inference.engine.messages import BACKGROUND_PRIORITY
 from inference.engine.scheduling.admission import Admission
 from inference.engine.scheduling.budgets import PrefillBudget
-from inference.engine.scheduling.sequence import Rank, Sequence, SequenceFault, SequenceState, blaming
+from inference.engine.scheduling.sequence import Progress, Rank, Sequence, SequenceFault, SequenceState, blaming
 from inference.engine.scheduling.speculation import DraftCounts, Speculation
 from inference.engine.scheduling.step_isolation import OUT_OF_MEMORY, SERVER_ERROR
 
 RANK = attrgetter("rank")
+BURST_STEPS = 8  # prompts that begin at most so long after a sequence's first token came in the same burst
+BURST_TOKENS = 16_384  # of prompts; a sequence beside which so many were computed is protected from its burst, too
 OLDEST_SHARE = 4  # the prompt that has waited longest gets at least one in this many tokens of the budget
 
 
@@ -71,6 +73,7 @@ class Scheduler:
         self._running: list[Sequence] = []
         self._of_sink: dict[object, dict[Sequence, None]] = {}  # waiting and running
         self._num_foreground = 0
+        self._done = Progress(0, 0)
         self._arrivals = count()
         self._growth = Growth.FREE
         self.num_preemptions = 0
@@ -95,8 +98,10 @@ class Scheduler:
         singles = self._decode_chunks()
         # A sequence that was just preempted needs the memory first.
         num_deferred = self._admit() if self.num_preemptions == before else 0
-        num_behind = num_deferred + len(self._prefilling())
-        prompts = self._prompt_chunks(self._budget.tokens(len(singles), num_behind))
+        prefilling = self._prefilling()
+        num_protected = self._num_protected(singles, prefilling)
+        budget = self._budget.tokens(len(singles), num_protected, num_deferred + len(prefilling))
+        prompts = self._prompt_chunks(budget)
         # Sequences that were preempted for a later chunk do not run in this step.
         chunks = [chunk for chunk in singles + prompts if chunk.sequence.slot >= 0]
         if self._running and not chunks:
@@ -108,6 +113,8 @@ class Scheduler:
     def note_step(self, chunks: list[Chunk], seconds: float) -> list[SequenceFault]:
         """Record the duration of a step. Return the faults of sequences that cannot continue."""
         tokens = [chunk.num_tokens for chunk in chunks]
+        num_prompt_tokens = sum(chunk.num_tokens for chunk in chunks if chunk.sequence.decodes_since is None)
+        self._done = Progress(self._done.num_steps + 1, self._done.num_prompt_tokens + num_prompt_tokens)
         if not any(chunk.drafts for chunk in chunks):
             num_single = tokens.count(1)
             self._budget.note(num_single, sum(tokens) - num_single, seconds)
@@ -184,7 +191,26 @@ class Scheduler:
 
     def _decode_chunks(self) -> list[Chunk]:
         decoding = [s for s in self._running if s.state is SequenceState.DECODE]
+        for sequence in decoding:
+            if sequence.decodes_since is None:
+                sequence.decodes_since = self._done
         return [Chunk(s, 1) for s in decoding if s.slot >= 0 and self._make_room(s, 1)]
+
+    def _num_protected(self, singles: list[Chunk], prefilling: list[Sequence]) -> int:
+        """Return how many decoding sequences the prompts must not hold up.
+
+        Those that came in the same burst are not among them: the sooner all its prompts are computed, the sooner the
+        whole burst ends. Prompts with background priority never hold up the others.
+        """
+        first = min((sequence.admitted_at for sequence in prefilling), default=0)
+        in_background = all(sequence.rank.is_background for sequence in prefilling)
+        return sum(
+            (in_background and not chunk.sequence.rank.is_background)
+            or since.num_steps + BURST_STEPS < first
+            or since.num_prompt_tokens + BURST_TOKENS < self._done.num_prompt_tokens
+            for chunk in singles
+            if (since := chunk.sequence.decodes_since) is not None
+        )
 
     def _prefilling(self) -> list[Sequence]:
         return [s for s in self._running if s.state is SequenceState.PREFILL]
@@ -266,6 +292,7 @@ class Scheduler:
         if sequence.state is SequenceState.WAITING and not sequence.num_preemptions:
             sequence.num_cached = sequence.num_computed
         sequence.state = SequenceState.PREFILL
+        sequence.admitted_at = self._done.num_steps
         insort(self._running, sequence, key=RANK)
         return True
 
@@ -300,6 +327,7 @@ class Scheduler:
         self._cache.end(sequence)
         sequence.num_computed = 0
         sequence.num_preemptions += 1
+        sequence.decodes_since = None
         sequence.state = SequenceState.WAITING
         self.num_preemptions += 1
         insort(self._waiting, sequence, key=RANK)

@@ -49,6 +49,13 @@ class Rank(NamedTuple):
 NO_RANK = Rank()
 
 
+class Progress(NamedTuple):
+    """What a scheduler has run since its start."""
+
+    num_steps: int
+    num_prompt_tokens: int
+
+
 @dataclass(eq=False)
 class Sequence:
     """A request inside the engine, from its arrival to its terminal event. Owned by the engine thread."""
@@ -70,6 +77,8 @@ class Sequence:
     num_cached: int = 0  # tokens of the prompt that were in the cache before the first step
     num_preemptions: int = 0
     slot: int = -1  # the row in the cache's tables while it runs
+    admitted_at: int = 0  # the scheduler's step
+    decodes_since: Progress | None = None  # what the scheduler had run before the first token
     rows: SteeringRows | None = None
     gates: SequenceGates | None = None  # only if the prompt decides some
     segments: SequenceSegments | None = None  # only if steering depends on segments
