@@ -32,6 +32,79 @@ struct Ahead {
   }
 };
 
+#if MILLM_BF16_DOT || MILLM_INT8_DOT
+
+constexpr int kSumRows = 4;  // rows of sums in a vector: four columns each
+
+inline __m512 plus(__m512 a, __m512 b) { return _mm512_add_ps(a, b); }
+inline __v16si plus(__v16si a, __v16si b) { return a + b; }
+template <int PICK>
+inline __m512 quarters(__m512 a, __m512 b) { return _mm512_shuffle_f32x4(a, b, PICK); }
+template <int PICK>
+inline __v16si quarters(__v16si a, __v16si b) {
+  return (__v16si)_mm512_shuffle_i32x4((__m512i)a, (__m512i)b, PICK);
+}
+template <int PICK>
+inline __m512 lanes(__m512 a, __m512 b) { return _mm512_shuffle_ps(a, b, PICK); }
+template <int PICK>
+inline __v16si lanes(__v16si a, __v16si b) {
+  return (__v16si)_mm512_shuffle_ps((__m512)a, (__m512)b, PICK);
+}
+
+// The sums of up to four rows of four vectors: that of [r][c] in lane 4 r + c. Each is added in the order of
+// _mm512_reduce_add_ps, with a third of its instructions. Lanes of further rows have any value.
+template <int ROWS, typename V>
+inline V sums_of(const V (*v)[kColumns]) {
+  V fours[kColumns];
+  for (int c = 0; c < kColumns; ++c) {
+    const V a = v[0][c], b = v[ROWS > 1 ? 1 : 0][c], d = v[ROWS > 2 ? 2 : 0][c], e = v[ROWS > 3 ? 3 : 0][c];
+    const V front = plus(quarters<0x44>(a, b), quarters<0xEE>(a, b));
+    const V back = ROWS > 2 ? plus(quarters<0x44>(d, e), quarters<0xEE>(d, e)) : front;
+    fours[c] = plus(quarters<0x88>(front, back), quarters<0xDD>(front, back));
+  }
+  V eights[2];
+  for (int p = 0; p < 2; ++p)
+    eights[p] = plus(lanes<0x44>(fours[2 * p], fours[2 * p + 1]), lanes<0xEE>(fours[2 * p], fours[2 * p + 1]));
+  return plus(lanes<0x88>(eights[0], eights[1]), lanes<0xDD>(eights[0], eights[1]));
+}
+
+// Four values for each of the rows of a vector of sums; zeros behind the first `count`.
+inline __m512 for_each_row(const float* values, int64_t count) {
+  if (values == nullptr) return _mm512_setzero_ps();
+  const __m128 four = _mm_maskz_loadu_ps(static_cast<__mmask8>((1 << count) - 1), values);
+  return _mm512_broadcast_f32x4(four);
+}
+
+// The value of each row, four times; zeros behind `count` rows.
+inline __m512 of_each_row(const float* values, int64_t count) {
+  const __m128 four = _mm_maskz_loadu_ps(static_cast<__mmask8>((1 << count) - 1), values);
+  const __m512i row = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+  return _mm512_permutexvar_ps(row, _mm512_castps128_ps512(four));
+}
+
+template <typename T>
+inline __m512 for_each_row(const T* values, int64_t count) {
+  float four[kColumns] = {};
+  if (values != nullptr)
+    for (int64_t c = 0; c < count; ++c) four[c] = static_cast<float>(values[c]);
+  return for_each_row(four, kColumns);
+}
+
+// Rows of four columns each, `stride` apart.
+template <typename T>
+inline void store_sums(T* out, int64_t stride, __m512 sums, int rows, int64_t columns) {
+  T values[kSumRows * kColumns];
+  store(values, Vec(sums), kLanes);
+  for (int r = 0; r < rows; ++r) {
+    if (columns == kColumns)
+      std::memcpy(out + r * stride, values + r * kColumns, kColumns * sizeof(T));
+    else
+      std::copy(values + r * kColumns, values + r * kColumns + columns, out + r * stride);
+  }
+}
+
+#endif
+
 #if MILLM_BF16_DOT
 
 inline __m512bh load_pairs(const BFloat16* p) { return (__m512bh)_mm512_loadu_si512(p); }
@@ -47,13 +120,16 @@ inline void bf16_tile(const BFloat16* x, int64_t x_stride, const BFloat16* w, in
   __m512 acc[ROWS][COLUMNS];
   for (auto& row : acc)
     for (auto& a : row) a = _mm512_setzero_ps();
+  // Three rows from one pointer: with a pointer for each, GCC keeps sums in memory for lack of registers.
+  const BFloat16 *front = x, *back = x + 3 * x_stride, *column = w;
   int64_t i = 0;
-  for (; i + 32 <= k; i += 32) {
+  for (; i + 32 <= k; i += 32, front += 32, back += 32, column += 32) {
+    asm("" : "+r"(front), "+r"(back), "+r"(column));
     __m512bh columns[COLUMNS];
     ahead.step();
-    for (int c = 0; c < COLUMNS; ++c) columns[c] = load_pairs(w + c * k + i);
+    for (int c = 0; c < COLUMNS; ++c) columns[c] = load_pairs(column + c * k);
     for (int r = 0; r < ROWS; ++r) {
-      const __m512bh row = load_pairs(x + r * x_stride + i);
+      const __m512bh row = load_pairs(r < 3 ? front + r * x_stride : back + (r - 3) * x_stride);
       for (int c = 0; c < COLUMNS; ++c) acc[r][c] = _mm512_dpbf16_ps(acc[r][c], row, columns[c]);
     }
   }
@@ -61,8 +137,12 @@ inline void bf16_tile(const BFloat16* x, int64_t x_stride, const BFloat16* w, in
     for (int r = 0; r < ROWS; ++r)
       for (int c = 0; c < COLUMNS; ++c)
         acc[r][c] = _mm512_dpbf16_ps(acc[r][c], load_pairs(x + r * x_stride + i, k - i), load_pairs(w + c * k + i, k - i));
-  for (int r = 0; r < ROWS; ++r)
-    for (int c = 0; c < COLUMNS; ++c) out[r][c] = _mm512_reduce_add_ps(acc[r][c]);
+  if constexpr (COLUMNS == kColumns) {
+    _mm512_storeu_ps(out[0], sums_of<std::min(ROWS, kSumRows)>(acc));
+    if constexpr (ROWS > kSumRows) _mm512_storeu_ps(out[kSumRows], sums_of<ROWS - kSumRows>(acc + kSumRows));
+  } else
+    for (int r = 0; r < ROWS; ++r)
+      for (int c = 0; c < COLUMNS; ++c) out[r][c] = _mm512_reduce_add_ps(acc[r][c]);
 }
 
 // The weights in one straight line, which the processor fetches ahead best: for rows too few to share the loads.
@@ -122,7 +202,7 @@ void multiply_bf16(const TensorView& x, const TensorView& w, const BFloat16* bia
   const BFloat16 *xs = x.as<BFloat16>(), *ws = w.as<BFloat16>();
   BFloat16* o = out.as<BFloat16>();
   parallel_for(0, (n + kColumns - 1) / kColumns, std::max<int64_t>(1, 65536 / k), [&](int64_t begin, int64_t end) {
-    float tile[6][kColumns];
+    float tile[2 * kSumRows][kColumns] = {};
     const int64_t passes = (rows + 5) / 6;
     for (int64_t b = begin; b < end; ++b) {
       int64_t pass = 0;
@@ -139,13 +219,14 @@ void multiply_bf16(const TensorView& x, const TensorView& w, const BFloat16* bia
                               tile);
         else
           for (int64_t c = 0; c < columns; ++c) {
-            float one[6][kColumns];
+            float one[2 * kSumRows][kColumns];
             bf16_rows<1>(take, xs + r * x.stride(0), x.stride(0), ws + (column + c) * k, k, {}, one);
             for (int i = 0; i < take; ++i) tile[i][c] = one[i][0];
           }
-        for (int i = 0; i < take; ++i)
-          for (int64_t c = 0; c < columns; ++c)
-            o[(r + i) * n + column + c] = tile[i][c] + (bias ? static_cast<float>(bias[column + c]) : 0.f);
+        const __m512 added = for_each_row(bias ? bias + column : nullptr, columns);
+        for (int i = 0; i < take; i += kSumRows)
+          store_sums(o + (r + i) * n + column, n, plus(_mm512_loadu_ps(tile[i]), added),
+                     std::min(kSumRows, take - i), columns);
         r += take;
       }
     }
@@ -177,30 +258,34 @@ inline float split_row(const T* x, int64_t k, int64_t padded, uint8_t* high, uin
 template <int ROWS, int COLUMNS>
 inline void int8_tile(const uint8_t* high, const uint8_t* low, int64_t padded, const int8_t* w, int64_t k,
                       Ahead ahead, int32_t tops[][kColumns], int32_t rests[][kColumns]) {
-  __m512i top[ROWS][COLUMNS], rest[ROWS][COLUMNS];
+  __v16si top[ROWS][COLUMNS], rest[ROWS][COLUMNS];  // as __m512i, GCC would keep them in memory
   for (int r = 0; r < ROWS; ++r)
-    for (int c = 0; c < COLUMNS; ++c) top[r][c] = rest[r][c] = _mm512_setzero_si512();
-  for (int64_t i = 0; i < k; i += kBytes) {
-    __m512i columns[COLUMNS];
+    for (int c = 0; c < COLUMNS; ++c) top[r][c] = rest[r][c] = (__v16si)_mm512_setzero_si512();
+  const uint8_t *h = high, *l = low;
+  const int8_t* column = w;
+  for (int64_t left = k; left > 0; left -= kBytes, h += kBytes, l += kBytes, column += kBytes) {
+    asm("" : "+r"(h), "+r"(l), "+r"(column));  // as in bf16_tile
     ahead.step();
-    for (int c = 0; c < COLUMNS; ++c) {
-      const int8_t* at = w + c * k + i;
-      columns[c] = i + kBytes <= k ? _mm512_loadu_si512(at)
-                                   : _mm512_maskz_loadu_epi8((1ull << (k - i)) - 1, at);
-    }
-    for (int r = 0; r < ROWS; ++r) {
-      const __m512i h = _mm512_loadu_si512(high + r * padded + i), l = _mm512_loadu_si512(low + r * padded + i);
-      for (int c = 0; c < COLUMNS; ++c) {
-        top[r][c] = _mm512_dpbusd_epi32(top[r][c], h, columns[c]);
-        rest[r][c] = _mm512_dpbusd_epi32(rest[r][c], l, columns[c]);
-      }
-    }
+    const __mmask64 mask = left >= kBytes ? ~0ull : (1ull << left) - 1;
+    __m512i columns[COLUMNS];
+    unrolled<COLUMNS>([&](auto c) { columns[c] = _mm512_maskz_loadu_epi8(mask, column + c * k); });
+    unrolled<ROWS>([&](auto r) {
+      const __m512i of_high = _mm512_loadu_si512(h + r * padded);
+      unrolled<COLUMNS>([&](auto c) { top[r][c] = (__v16si)_mm512_dpbusd_epi32((__m512i)top[r][c], of_high, columns[c]); });
+      const __m512i of_low = _mm512_loadu_si512(l + r * padded);
+      unrolled<COLUMNS>([&](auto c) { rest[r][c] = (__v16si)_mm512_dpbusd_epi32((__m512i)rest[r][c], of_low, columns[c]); });
+    });
   }
-  for (int r = 0; r < ROWS; ++r)
-    for (int c = 0; c < COLUMNS; ++c) {
-      tops[r][c] = _mm512_reduce_add_epi32(top[r][c]);
-      rests[r][c] = _mm512_reduce_add_epi32(rest[r][c]);
-    }
+  if constexpr (COLUMNS == kColumns) {
+    _mm512_storeu_si512(tops[0], (__m512i)sums_of<ROWS>(top));
+    _mm512_storeu_si512(rests[0], (__m512i)sums_of<ROWS>(rest));
+  } else {
+    for (int r = 0; r < ROWS; ++r)
+      for (int c = 0; c < COLUMNS; ++c) {
+        tops[r][c] = _mm512_reduce_add_epi32((__m512i)top[r][c]);
+        rests[r][c] = _mm512_reduce_add_epi32((__m512i)rest[r][c]);
+      }
+  }
 }
 
 template <int ROWS>
@@ -256,6 +341,12 @@ inline void int8_rows(int rows, const uint8_t* high, const uint8_t* low, int64_t
   }
 }
 
+// What 32768 added to each activation has added to the sums of the high bytes.
+inline __m512i taken_out(const int32_t* sums, int64_t count) {
+  const __m128i four = _mm_maskz_loadu_epi32(static_cast<__mmask8>((1 << count) - 1), sums);
+  return _mm512_broadcast_i32x4(_mm_slli_epi32(four, 7));
+}
+
 // w [n, k] int8 with scales [n]; sums [n] of its rows take the 32768 out again.
 template <typename T>
 void multiply_bytes(const TensorView& x, const TensorView& w, const TensorView& scales, const TensorView& sums,
@@ -274,7 +365,7 @@ void multiply_bytes(const TensorView& x, const TensorView& w, const TensorView& 
   const int32_t* sum_of = sums.as<int32_t>();
   T* o = out.as<T>();
   parallel_for(0, (n + kColumns - 1) / kColumns, std::max<int64_t>(1, 65536 / k), [&](int64_t begin, int64_t end) {
-    int32_t tops[3][kColumns], rests[3][kColumns];
+    int32_t tops[kSumRows][kColumns] = {}, rests[kSumRows][kColumns] = {};
     const int64_t passes = (rows + 2) / 3;
     for (int64_t b = begin; b < end; ++b) {
       int64_t pass = 0;
@@ -292,17 +383,14 @@ void multiply_bytes(const TensorView& x, const TensorView& w, const TensorView& 
                               tops, rests);
         else
           for (int64_t c = 0; c < columns; ++c) {
-            int32_t top[3][kColumns], rest[3][kColumns];
+            int32_t top[kSumRows][kColumns], rest[kSumRows][kColumns];
             int8_rows<1>(take, h, l, padded, ws + (column + c) * k, k, {}, top, rest);
             for (int i = 0; i < take; ++i) tops[i][c] = top[i][0], rests[i][c] = rest[i][0];
           }
-        for (int i = 0; i < take; ++i)
-          for (int64_t c = 0; c < columns; ++c) {
-            const int64_t at = column + c;
-            const float whole = 256.f * static_cast<float>(tops[i][c] - 128 * sum_of[at]) + static_cast<float>(rests[i][c]);
-            o[(r + i) * n + at] =
-                whole * row_scales[r + i] * scale[at] + (bias ? static_cast<float>(bias[at]) : 0.f);
-          }
+        const __m512 high_part = _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_loadu_si512(tops), taken_out(sum_of + column, columns)));
+        const __m512 whole = _mm512_fmadd_ps(_mm512_set1_ps(256.f), high_part, _mm512_cvtepi32_ps(_mm512_loadu_si512(rests)));
+        const __m512 scaled = _mm512_mul_ps(_mm512_mul_ps(whole, of_each_row(&row_scales[r], take)), for_each_row(scale + column, columns));
+        store_sums(o + r * n + column, n, plus(scaled, for_each_row(bias ? bias + column : nullptr, columns)), take, columns);
         r += take;
       }
     }
