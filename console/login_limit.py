@@ -9,7 +9,7 @@ import unicodedata
 from collections import OrderedDict
 from collections.abc import Callable
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 from django.conf import settings
 from django.contrib.admin.forms import AdminAuthenticationForm
@@ -81,9 +81,17 @@ def _normal(name: str) -> str:
     return unicodedata.normalize("NFKC", name).casefold()
 
 
-LOGIN_LIMIT = Service(lambda: LoginLimit(settings.MILLM_LOGIN_ATTEMPTS))
+class Logins(Protocol):
+    """The part of :class:`LoginLimit` that the form uses, wherever logins are counted."""
+
+    def take(self, address: str, user: str) -> float: ...
+
+    def succeeded(self, address: str, user: str) -> None: ...
 
 
-def get_login_limit() -> LoginLimit:
-    """Return the counts of this process."""
+LOGIN_LIMIT: Service[Logins] = Service(lambda: LoginLimit(settings.MILLM_LOGIN_ATTEMPTS))
+
+
+def get_login_limit() -> Logins:
+    """Return the counts of the server."""
     return runtime.get(LOGIN_LIMIT)

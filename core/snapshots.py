@@ -38,6 +38,7 @@ T = TypeVar("T")
 MAX_CHANGED = 500  # rows that are reloaded one by one after a change, and whose ids fit into a notification
 EVERYTHING = None  # instead of the ids of changed rows: all may have changed
 _TOKEN = uuid.uuid4().hex
+Tell = Callable[[str, "Collection[int] | None"], None]  # gets a channel and the ids of the changed rows
 _snapshots: weakref.WeakSet[Snapshot[Any]] = weakref.WeakSet()
 
 
@@ -124,6 +125,12 @@ class Snapshot(Generic[T]):
         self._writer.changed = _both(getattr(self._writer, "changed", set()), ids)
         transaction.on_commit(self._refresh_after_commit)
 
+    def take_change(self, ids: Collection[int] | None) -> None:
+        """Reload after a change by another process. A value that was never loaded stays so."""
+        ticket = self.mark_stale(ids)
+        if self._value is not None:
+            self._loaded(ticket)
+
     def forget(self) -> None:
         """Drop the value; the next reader loads it."""
         self._value = None
@@ -169,6 +176,7 @@ class Snapshot(Generic[T]):
         except Exception:  # the write is committed; a failed reload must not make it look failed
             logger.exception("The snapshot of %s could not be reloaded after a commit.", self.channel)
             _recover_later(self)
+        _tell_others(self.channel, changed)
 
     def _has_uncommitted_writes(self) -> bool:
         """Return whether this thread has uncommitted writes. No other thread sees them, so they must not be cached."""
@@ -178,6 +186,30 @@ class Snapshot(Generic[T]):
             return True
         self._writer.is_writing = False  # the transaction was rolled back
         return False
+
+
+def _tell_nobody(channel: str, ids: Collection[int] | None) -> None:
+    """Do nothing: the notification reaches the other processes."""
+
+
+_tell_others: Tell = _tell_nobody
+
+
+def tell_changes(tell: Tell) -> None:
+    """Call ``tell`` after each commit of this process that changes a snapshot, before its request is answered.
+
+    The web workers of a server use it, so that the next request to another one sees the change.
+    """
+    global _tell_others
+    _tell_others = tell
+
+
+def take_change(channel: str, ids: Collection[int] | None) -> None:
+    """Reload the snapshots of a channel, whose rows another process has changed. Uses a connection of its own."""
+    with own_connection():
+        for snapshot in known_snapshots():
+            if snapshot.channel == channel:
+                snapshot.take_change(ids)
 
 
 def forget_snapshots() -> None:

@@ -7,8 +7,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 from functools import cache
-from typing import Self
+from typing import Any, Self
 from uuid import uuid4
 
 from prometheus_client import Histogram
@@ -141,6 +142,30 @@ class LocalEventStream:
             self._waiter.set_result(None)
 
 
+class RelayedStream(LocalEventStream):
+    """A stream whose events go on to another process, which buffers and counts them. ``relay`` gets them in the
+    owning loop.
+    """
+
+    def __init__(self, *, relay: Callable[[list[Event]], None], **options: Any) -> None:
+        super().__init__(**options)
+        self._relay = relay
+
+    def deliver(self, events: Iterable[Event]) -> None:
+        if not self._closed:
+            fresh = [event for event in events if event.index in self._running]
+            self._running.difference_update(event.index for event in fresh if isinstance(event, TERMINAL_EVENTS))
+            self._relay(fresh)
+
+    @property
+    def has_ended(self) -> bool:
+        return not self._running
+
+
+# Makes the streams of submissions; a process that submits for another one sets it for its task.
+STREAM_FACTORY: ContextVar[Callable[..., LocalEventStream]] = ContextVar("STREAM_FACTORY", default=LocalEventStream)
+
+
 class OpenStreams:
     """The streams of a client with sequences that are queued or running. Thread-safe."""
 
@@ -152,7 +177,7 @@ class OpenStreams:
 
     def open(self, requests: Sequence[Request]) -> LocalEventStream:
         """Return the stream for the events of ``requests``, which are submitted next. Called in its event loop."""
-        stream = LocalEventStream(
+        stream = STREAM_FACTORY.get()(
             loop=asyncio.get_running_loop(),
             model=requests[0].model,
             indices=(request.index for request in requests),
@@ -168,6 +193,11 @@ class OpenStreams:
         """Remove a stream whose requests were refused."""
         with self._lock:
             self._end(stream, list(self._requests.get(stream.id, ())))
+
+    def ids(self) -> list[str]:
+        """Return the ids of the streams."""
+        with self._lock:
+            return list(self._streams)
 
     def is_busy(self, model: str) -> bool:
         """Return whether sequences of ``model`` are queued or running."""

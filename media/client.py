@@ -199,9 +199,13 @@ class MediaClient:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
+        return MediaTask(events, partial(self.cancel, self.send(request, sink)))
+
+    def send(self, request: Task, sink: Sink) -> str:
+        """Send a request whose events go to ``sink``, on the reader's thread. Return the id that the task gets."""
         request = replace(request, task=self._new_task())
         self._send(request, sink)
-        return MediaTask(events, partial(self.cancel, request.task))
+        return request.task
 
     def cancel(self, task: str) -> None:
         """Stop a task; its events are dropped from now on."""

@@ -17,6 +17,7 @@ from millm_site.env import Environment, environment
 
 EMBEDDED = "millm_site.embedded_postgres"
 RECONNECT_S = 4.0
+LISTENERS = 2  # connections of a process outside its pool: for changes, and for jobs
 
 
 def database_settings(env: Environment) -> dict[str, Any]:
@@ -114,3 +115,21 @@ def stop_embedded() -> bool:
         if isinstance(connection, DatabaseWrapper):
             connection.close_pool()
     return server.stop_if_unused()
+
+
+def connections_warning(num_processes: int) -> str:
+    """Return a warning if the pools of so many processes may exceed the connections of the database, otherwise ""."""
+    from django.db import connection
+
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int"
+        )
+        (possible,) = cursor.fetchone()
+    needed = num_processes * (environment().database_pool_size + LISTENERS)
+    if needed <= possible:
+        return ""
+    return (
+        f"Warning: {num_processes} processes may open {needed} database connections, but the database allows "
+        f"{possible}. Lower MILLM_DATABASE_POOL_SIZE, or raise max_connections."
+    )

@@ -365,6 +365,14 @@ class Environment(BaseSettings):
         description="Seconds in which running requests can finish after SIGTERM or Ctrl-C.",
     )
 
+    workers: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Web processes of `manage.py serve`. 1: one process does everything. More: a main process has the "
+        "engine, jobs and media, and starts so many web workers, which answer HTTP requests. They pay off when "
+        "parsing and streaming, not the model, takes most of the time; see [Deployment](deployment.md).",
+    )
     engine: Literal["thread", "process"] = Field(
         "thread",
         description="Where models run. `thread`: in the server's process. `process`: in a process of its own, which "

@@ -25,6 +25,9 @@ class SettingOption:
 OPTIONS = {
     "--host": SettingOption("MILLM_HOST", "ADDRESS", "Address to listen on (instead of MILLM_HOST)."),
     "--port": SettingOption("MILLM_PORT", "PORT", "Port to listen on; 0: any free port (instead of MILLM_PORT)."),
+    "--workers": SettingOption(
+        "MILLM_WORKERS", "NUMBER", "Web processes that share the engine of a main process (instead of MILLM_WORKERS)."
+    ),
     "--api-key": SettingOption(
         "MILLM_ADMIN_API_KEY",
         "KEY",

@@ -9,6 +9,7 @@ import atexit
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from django.conf import settings
 
@@ -21,10 +22,21 @@ from openai_api.apps import start_log_writer, start_request_tracing, stop_log_wr
 logger = logging.getLogger(__name__)
 
 
+class Worker(Protocol):
+    """The parts of a web worker, which uses the engine and the jobs of the main process."""
+
+    def start(self) -> None: ...
+
+    def stop_engine(self, drain_s: float) -> None: ...
+
+    def stop(self) -> None: ...
+
+
 class Serving:
     """Starts and stops the engine, the job worker, the load sampler and the log writer of this process, once each."""
 
     def __init__(self) -> None:
+        self._worker: Worker | None = None
         self._lock = threading.Lock()
         self._is_running = False
         self.is_draining = False
@@ -41,18 +53,28 @@ class Serving:
         """Load these registered models when the engine starts, beside those with ``autoload``."""
         self._models += models
 
+    def work_for(self, worker: Worker) -> None:
+        """Make this process a web worker: start ``worker`` instead of an engine."""
+        self._worker = worker
+
     def start(self) -> None:
         with self._lock:
             if not self._is_running:
                 self._is_running = True
                 start_request_tracing()
-                start_media()
-                start_serving(self._fail, self._models)
-                start_job_worker()
-                start_video_queue()
-                start_sampling()
+                if self._worker is None:
+                    self._start_engine()
+                else:
+                    self._worker.start()
                 start_log_writer()
                 atexit.register(self.stop, 0.0)  # for servers that do not announce their end, such as daphne
+
+    def _start_engine(self) -> None:
+        start_media()
+        start_serving(self.fail, self._models)
+        start_job_worker()
+        start_video_queue()
+        start_sampling()
 
     def on_failure(self, react: Callable[[], None]) -> None:
         """Call ``react`` when the engine fails, from the thread that notices it; at once if it has already failed."""
@@ -60,7 +82,8 @@ class Serving:
         if self.failure:
             react()
 
-    def _fail(self, error: str) -> None:
+    def fail(self, error: str) -> None:
+        """Note why this process cannot go on, and react as :meth:`on_failure` was told."""
         self.failure = error
         self._on_failure()
 
@@ -72,9 +95,13 @@ class Serving:
     def stop_engine(self, drain_s: float) -> None:
         """Let running sequences finish for ``drain_s`` seconds, fail the rest and stop the engine."""
         with self._lock:
-            if self._is_running:
-                self._is_running = False
-                self.announce_stop()
+            if not self._is_running:
+                return
+            self._is_running = False
+            self.announce_stop()
+            if self._worker is not None:
+                self._worker.stop_engine(drain_s)
+            else:
                 stop_serving(drain_s)
                 stop_media()
                 stop_job_worker()  # after the engine, so that no job still waits for it
@@ -85,6 +112,9 @@ class Serving:
         stop_sampling()
         stop_log_writer()
         stop_request_tracing()
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.stop()
 
 
 def _nothing() -> None:

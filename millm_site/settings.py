@@ -78,6 +78,7 @@ MILLM_LOAD_TIMEOUT = ENV.load_timeout
 MILLM_MODEL_KEEP_ALIVE = ENV.model_keep_alive
 MILLM_MEMORY_BUDGET = ENV.memory_budget
 MILLM_DRAIN_SECONDS = ENV.drain_seconds
+MILLM_WORKERS = ENV.workers
 MILLM_ENGINE = ENV.engine
 MILLM_ENGINE_STALL_SECONDS = ENV.engine_stall_seconds
 MILLM_DATABASE_TIMEOUT = ENV.database_timeout

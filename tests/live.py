@@ -37,6 +37,8 @@ READ_ONCE = (
 SETTINGS: dict[str, str] = {}  # MILLM_ variables of every program, unless its caller names others
 if "TEST_ENGINE" in os.environ:  # to run all live tests with another MILLM_ENGINE
     SETTINGS["MILLM_ENGINE"] = os.environ["TEST_ENGINE"]
+if "TEST_WORKERS" in os.environ:  # with several web processes
+    SETTINGS["MILLM_WORKERS"] = os.environ["TEST_WORKERS"]
 SERVES_ON = re.compile(r"miLLM serves on (\S+)")
 
 

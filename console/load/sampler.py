@@ -17,6 +17,7 @@ from django.db import Error, close_old_connections, connection, transaction
 from console.load.load import Load
 from console.load.totals import Totals, load_between, read_totals
 from console.models import COUNTED, HOUR_S, MINUTE_S, LoadSample
+from core.runtime import Service, runtime
 from openai_api.request_log.metrics import Use, recent_use
 
 MINUTES_KEPT = timedelta(hours=25)
@@ -196,7 +197,15 @@ def stop_sampling() -> None:
         sampler.stop()
 
 
+LIVE_LOAD: Service[Callable[[], LiveLoad]] = Service(lambda: own_live_load)  # a web worker installs the main process's
+
+
 def live_load() -> LiveLoad:
-    """Return the live load of this process, empty if it is not sampled."""
+    """Return the live load of the server, empty if it is not sampled."""
+    return runtime.get(LIVE_LOAD)()
+
+
+def own_live_load() -> LiveLoad:
+    """Return the live load that this process samples."""
     sampler = _sampler
     return sampler.live() if sampler is not None else LiveLoad()

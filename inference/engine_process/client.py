@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from typing import Any, Protocol
 
 from core.runtime import runtime
 from inference.engine.config import EngineConfig
@@ -24,10 +25,24 @@ from inference.steering_refs import STEERING_COMPILER, SAESource, SteeringRef, S
 MAX_COMPILED = 256
 
 
+class EngineLink(Protocol):
+    """The connection to an engine in another process."""
+
+    def call(self, method: str, *arguments: object) -> Future[Any]: ...
+
+    def cancel(self, stream_id: str) -> None: ...
+
+    def stats(self) -> EngineStats: ...
+
+    def start(self) -> None: ...
+
+    def stop(self, drain_s: float) -> None: ...
+
+
 class ProcessEngineClient:
     """Implements :class:`inference.client.EngineClient`. Events arrive on the supervisor's thread."""
 
-    def __init__(self, supervisor: EngineSupervisor, config: EngineConfig) -> None:
+    def __init__(self, supervisor: EngineLink, config: EngineConfig) -> None:
         self._supervisor = supervisor
         self._config = config
         self._streams = OpenStreams(self.cancel)

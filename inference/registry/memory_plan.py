@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from inference.client import EngineError
@@ -16,10 +17,13 @@ if TYPE_CHECKING:
     from inference.engine.models.loader import LoadedModel
 
 
+_numbers = itertools.count(1)
+
+
 @dataclass(slots=True)
 class LoadedEntry:
     """A loaded model. ``reserved_bytes``: its share of the device memory, KV cache included. ``used_at``: a time of the
-    registry's clock. A model that ``is_leaving`` finishes its requests and accepts no more.
+    registry's clock. A model that ``is_leaving`` finishes its requests and accepts no more. ``number``: of this load.
     """
 
     pk: int
@@ -30,6 +34,7 @@ class LoadedEntry:
     reserved_bytes: int
     used_at: float
     is_leaving: bool = False
+    number: int = field(default_factory=_numbers.__next__)
 
 
 class LoadedModels:

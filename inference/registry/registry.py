@@ -129,6 +129,14 @@ class ModelRegistry:
     def is_loaded(self, name: str) -> bool:
         return name in self._loaded_models
 
+    def loads(self) -> dict[str, int]:
+        """Return the loaded models that accept requests, each with a number that changes when it is loaded again."""
+        return {entry.name: entry.number for entry in self._loaded_models.all() if not entry.is_leaving}
+
+    def loaded_card(self, name: str) -> Card | None:
+        """Return the model if it is loaded, and count it as used now."""
+        return self._ready_now(self.find(name))
+
     def load_status(self, name: str) -> LoadStatus:
         """Return the progress of the model's load, or the outcome of the last one."""
         running, failure = self._running.get(name), self._failures.get(name)

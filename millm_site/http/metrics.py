@@ -1,4 +1,4 @@
-"""/metrics: the metrics of this process in Prometheus's text formats.
+"""/metrics: the metrics of this process in Prometheus's text formats. A web worker sends those of all processes.
 
 The engine's numbers are read when the metrics are scraped.
 """
@@ -6,7 +6,7 @@ The engine's numbers are read when the metrics are scraped.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import get_args
 
 from django.conf import settings
@@ -18,6 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from core.runtime import Service, runtime
 from inference.client import Distribution, EngineDownError, EngineState, EngineStats, ModelStats, get_client
 from inference.metrics import REGISTRY
 from jobs.metrics import METRICS as JOB_METRICS
@@ -126,9 +127,11 @@ def _cumulated(distribution: Distribution) -> tuple[list[tuple[str, float]], flo
 REGISTRY.register(EngineCollector(lambda: get_client().stats()))
 for job_metric in JOB_METRICS:
     REGISTRY.register(job_metric)
-ProcessCollector(registry=REGISTRY)
-PlatformCollector(registry=REGISTRY)
-GCCollector(registry=REGISTRY)
+PROCESS_COLLECTORS: tuple[Collector, ...] = (
+    ProcessCollector(registry=REGISTRY),
+    PlatformCollector(registry=REGISTRY),
+    GCCollector(registry=REGISTRY),
+)
 
 
 @read_only
@@ -141,8 +144,17 @@ async def metrics(request: HttpRequest) -> HttpResponse:
     """
     if not may_read(request):
         return _refusal()
-    encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-    return HttpResponse(await asyncio.to_thread(encode, REGISTRY), content_type=content_type)
+    content, content_type = await runtime.get(EXPOSITION)(request.headers.get("Accept", ""))
+    return HttpResponse(content, content_type=content_type)
+
+
+async def own_exposition(accept: str) -> tuple[bytes, str]:
+    """Return the metrics of this process in a format that the client accepts, and its content type."""
+    encode, content_type = choose_encoder(accept)
+    return await asyncio.to_thread(encode, REGISTRY), content_type
+
+
+EXPOSITION: Service[Callable[[str], Awaitable[tuple[bytes, str]]]] = Service(lambda: own_exposition)
 
 
 def may_read(request: HttpRequest) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 from daphne.http_protocol import HTTPFactory
-from twisted.internet import reactor
+from twisted.internet import reactor, tcp
 from twisted.logger import STDLibLogObserver, globalLogBeginner
 from twisted.web import http
 
@@ -49,6 +49,12 @@ class Factory(HTTPFactory):
         return channel
 
 
+class SharingPort(tcp.Port):
+    """Accepts one connection in a turn of the loop. Twisted's takes up to as many as wait, and its other turns wait."""
+
+    numberAccepts = property(lambda self: 1, lambda self, number: None)
+
+
 class Server(daphne_server.Server):
     """Serves ``application`` on ``listener``, a bound socket, until it is stopped.
 
@@ -67,8 +73,13 @@ class Server(daphne_server.Server):
         stop_engine: Callable[[float], None],
         action_logger: Callable[[str, str, dict[str, Any]], None] | None = None,
         mounts: Mapping[str, socket.socket] | None = None,
+        shares_listeners: bool = False,
     ) -> None:
-        """Prepare the server. ``mounts``: sockets on which only the paths with a prefix are served, without it."""
+        """Prepare the server.
+
+        ``mounts``: sockets on which only the paths with a prefix are served, without it. ``shares_listeners``: other
+        processes accept from the same sockets, so that this one must not take all connections that wait.
+        """
         super().__init__(application, endpoints=[listener], server_name="", action_logger=action_logger)
         self.limits = limits
         self.channels: set[Channel] = set()
@@ -77,6 +88,7 @@ class Server(daphne_server.Server):
         self.is_draining = False
         self.stopped = threading.Event()
         self._listeners = {"": listener, **(mounts or {})}
+        self._shares_listeners = shares_listeners
         self._on_drain = on_drain
         self._stop_engine = stop_engine
         self._is_forced = False
@@ -93,7 +105,9 @@ class Server(daphne_server.Server):
         for prefix, listener in self._listeners.items():
             factory = Factory(self, prefix=prefix)
             factory.timeOut = self.limits.idle_timeout_s
-            reactor.adoptStreamPort(listener.fileno(), listener.family, factory)
+            port = reactor.adoptStreamPort(listener.fileno(), listener.family, factory)
+            if self._shares_listeners:
+                port.__class__ = SharingPort
             listener.close()  # the reactor has its own descriptor of it
         reactor.callLater(1, self.application_checker)
         reactor.callLater(2, self.timeout_checker)

@@ -90,7 +90,7 @@ async def capture(
         raise invalid(message, param=text.param, code=TOO_LARGE)
     request = _request(call, target, text, specs)
     stats = GenerationStats([len(text.prompt)], [0])
-    call.reserve_tokens(len(text.ids))
+    await call.reserve_tokens(len(text.ids))
     found: list[ActivationCapture] = []
 
     def note(event: Event) -> None:

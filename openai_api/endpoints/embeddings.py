@@ -27,7 +27,7 @@ async def create_embeddings(call: Call) -> HttpResponseBase:
     texts = await encode_prompts(model, request.input, param="input")
     check_lengths(texts, model)
     num_tokens = sum(map(len, texts))
-    call.reserve_tokens(num_tokens)
+    await call.reserve_tokens(num_tokens)
     vectors = await embed(call, model, texts)
     body: EmbeddingsBody = {
         "object": "list",

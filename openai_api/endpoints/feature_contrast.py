@@ -167,7 +167,7 @@ async def run(
     captures: tuple[CaptureSpec, ...] = (),
 ) -> list[TextScores]:
     """Run each text once, in one batch whatever steers it. Raises MillmError; the engine stops however this ends."""
-    call.reserve_tokens(sum(len(ids) for ids, _ in jobs))
+    await call.reserve_tokens(sum(len(ids) for ids, _ in jobs))
     priority = call.key.priority if call.key else 0
     requests = [
         GenerationRequest(

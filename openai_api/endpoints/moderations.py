@@ -31,7 +31,7 @@ async def create_moderations(call: Call) -> HttpResponseBase:
         raise no_classifier()
     texts = await encode_prompts(model, list(request.input), param="input")
     check_lengths(texts, model)
-    call.reserve_tokens(sum(map(len, texts)))
+    await call.reserve_tokens(sum(map(len, texts)))
     requests = [
         EmbeddingRequest(f"{call.id}/{i}", model.record.name, tuple(ids), i, priority=call.priority)
         for i, ids in enumerate(texts)

@@ -77,7 +77,7 @@ async def score_pairs(call: Call, model: ModelCard, pairs: Sequence[tuple[str, s
     check_lengths([pair.ids for pair in encoded], model, param=param)
     if any(not pair.ids for pair in encoded):
         raise invalid("A pair of texts must not be empty.", param=param, code="invalid_prompt")
-    call.reserve_tokens(sum(len(pair.ids) for pair in encoded))
+    await call.reserve_tokens(sum(len(pair.ids) for pair in encoded))
     requests = [
         EmbeddingRequest(f"{call.id}/{i}", model.record.name, tuple(pair.ids), i, tuple(pair.type_ids), call.priority)
         for i, pair in enumerate(encoded)

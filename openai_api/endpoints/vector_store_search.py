@@ -62,7 +62,7 @@ async def vectors_of(call: Call, name: str, texts: list[str]) -> list[list[float
                 f"`query` must have at most {model.max_model_len} tokens for this embedding model, got {max(counts)}."
             )
             raise invalid(message, param="query", code="context_length_exceeded")
-        call.reserve_tokens(sum(counts))
+        await call.reserve_tokens(sum(counts))
         call.add_usage(Usage(prompt_tokens=sum(counts)))
         async with asyncio.timeout_at(call.deadline):
             return await embedder().embed(model, texts, priority=call.priority)

@@ -139,7 +139,7 @@ def _requests(
 async def _run(
     call: Call, target: Target, requests: Sequence[GenerationRequest], findings: Findings, stats: GenerationStats
 ) -> None:
-    call.reserve_tokens(sum(len(request.prompt_token_ids) + findings.num_tokens for request in requests))
+    await call.reserve_tokens(sum(len(request.prompt_token_ids) + findings.num_tokens for request in requests))
 
     def note(event: Event) -> None:
         stats.note(event)

@@ -104,12 +104,13 @@ class Generation:
     @classmethod
     async def start(cls, call: Call, target: Target, plan: Sequences) -> Self:
         """Submit the sequences. Raises MillmError 429, or EngineError when the engine cannot accept them."""
+        await call.reserve_tokens(plan.num_tokens)
         generation = cls(call, target, plan)
         await generation._run.start()
         return generation
 
     def __init__(self, call: Call, target: Target, plan: Sequences) -> None:
-        """Reserve the plan's tokens. Raises MillmError 429. Nothing is submitted; see :meth:`start`."""
+        """Prepare the requests. Nothing is submitted; see :meth:`start`."""
         self.call = call
         self.target = target
         self.stats = GenerationStats([len(prompt) for prompt in plan.prompts], plan.prompt_of_sequence)
@@ -117,7 +118,6 @@ class Generation:
         self._sightings = WatchMatches(target.watch)
         self._pending: Event | None = None
         self.outcome = Outcome()  # set by :meth:`close`
-        call.reserve_tokens(plan.num_tokens)
         requests = plan.requests(call, target)
         self._record = TokenRecord.of(requests, plan.captures_of, text=target.model.text, sae=plan.sae)
         client = get_backend().client()

@@ -23,7 +23,7 @@ from openai_api.http.client_address import client_address
 from openai_api.http.errors import client_message, error_type, speaks_anthropic, unknown_parameter
 from openai_api.http.in_flight import in_flight
 from openai_api.http.json_body import read_json_object
-from openai_api.keys.limits import Lease, get_limits
+from openai_api.keys.limits import KeyLease, get_limits
 from openai_api.keys.record import KeyRecord
 from openai_api.request_id import CLIENT_HEADER, answer_id_of, request_id
 from openai_api.request_log.entry import LogEntry, Outcome, Source
@@ -114,7 +114,7 @@ class Call:
         self._ignored: list[str] = []
         self._registered_model = ""
         self._has_entered = False
-        self._lease: Lease | None = None
+        self._lease: KeyLease | None = None
         self._closing = threading.Lock()
         self._is_open = True
 
@@ -123,7 +123,7 @@ class Call:
         in_flight.enter(settings.MILLM_MAX_CONCURRENT_REQUESTS)
         self._has_entered = True
 
-    def admit(self, key: KeyRecord | None, *, is_counted: bool = False) -> None:
+    async def admit(self, key: KeyRecord | None, *, is_counted: bool = False) -> None:
         """Count the request against its key's limits. Raises MillmError 429.
 
         ``is_counted``: it was counted before, as the request that this one carries out.
@@ -131,7 +131,7 @@ class Call:
         self.key = key
         if key is not None:
             self.key_prefix = key.prefix
-            self._lease = get_limits().admit(key, is_counted=is_counted)
+            self._lease = await get_limits().aadmit(key, is_counted=is_counted)
             self._is_metered, self._is_counted = True, is_counted
         self._note_in_journal()
 
@@ -185,14 +185,15 @@ class Call:
         """Return the headers with which a job continues the request's trace; none without tracing."""
         return {} if self._span is None else self._span.context()
 
-    def reserve_tokens(self, amount: int) -> None:
+    async def reserve_tokens(self, amount: int) -> None:
+        """Take ``amount`` of what the key may use. Raises MillmError 429."""
         if self._lease is not None:
-            self._lease.reserve_tokens(amount)
+            await self._lease.areserve_tokens(amount)
 
-    def reserve_media(self, unit: str, amount: float = 0) -> None:
+    async def reserve_media(self, unit: str, amount: float = 0) -> None:
         """Take ``amount`` of the key's daily quota; 0 only checks that some is left. Raises MillmError 429."""
         if self._lease is not None:
-            self._lease.reserve_media(unit, amount)
+            await self._lease.areserve_media(unit, amount)
 
     def read(self, schema: type[S]) -> S:
         """Return the validated body, and record its parameters for the log and the headers."""

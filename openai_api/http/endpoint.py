@@ -59,7 +59,7 @@ async def respond_as(call: Call, key: KeyRecord | None, handler: Handler) -> Htt
 
     async def work() -> HttpResponseBase:
         call.enter()
-        call.admit(key)
+        await call.admit(key)
         return await handler(call)
 
     return await _finished(call, _guarded(call, work))
@@ -97,9 +97,9 @@ async def _answer(
         call.enter()
         call.key_prefix = prefix_of(presented_key(call.request) or "")  # a refused request may hold a revoked key
         if link_check is not None and link_check(call.request, **values):
-            call.admit(None)
+            await call.admit(None)
         else:
-            call.admit(await authenticate(call.request, get_backend().keys))
+            await call.admit(await authenticate(call.request, get_backend().keys))
             check_scope(call.key, scope, call.endpoint)
         return await _handler_for(call.request.method or "", handlers)(call, **values)
 
@@ -113,7 +113,7 @@ async def answer_as(
 
     async def work() -> HttpResponseBase:
         call.enter()
-        call.admit(key)
+        await call.admit(key)
         check_scope(key, scope, call.endpoint)
         return await handler(call)
 

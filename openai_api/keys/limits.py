@@ -1,6 +1,7 @@
 """Limits of a key: concurrent requests, token buckets for requests and tokens per minute, and daily quotas.
 
-Kept in this process: several server processes each grant the whole limit. Times are from a monotonic clock.
+Counted in one process: web workers ask the main process (:mod:`millm_site.workers.limits`). Several servers each grant
+the whole limit. Times are from a monotonic clock.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from core.errors import MillmError
 from core.runtime import Service, runtime
@@ -85,6 +87,14 @@ class Limits:
             raise
         return Lease(self, key, draw)
 
+    async def aadmit(self, key: KeyRecord, *, is_counted: bool = False) -> Lease:
+        """Like :meth:`admit`. See :class:`KeyLimits`."""
+        return self.admit(key, is_counted=is_counted)
+
+    def current_headers(self, key: KeyRecord) -> dict[str, str]:
+        """Like :meth:`headers`. See :class:`KeyLimits`."""
+        return self.headers(key)
+
     def _admit(self, key: KeyRecord, *, is_counted: bool) -> None:
         with self._lock:
             usage, now = self._usage.setdefault(key.pk, KeyUsage()), self.clock()
@@ -147,6 +157,14 @@ class Lease:
     def reserve_media(self, unit: str, amount: float) -> None:
         self._draw.reserve_media(unit, amount)
 
+    async def areserve_tokens(self, amount: int) -> None:
+        """Like :meth:`reserve_tokens`. See :class:`KeyLease`."""
+        self.reserve_tokens(amount)
+
+    async def areserve_media(self, unit: str, amount: float) -> None:
+        """Like :meth:`reserve_media`. See :class:`KeyLease`."""
+        self.reserve_media(unit, amount)
+
     def close(self, used_tokens: int, used_media: Mapping[str, float] = NOTHING) -> None:
         if self._is_open:
             self._is_open = False
@@ -179,9 +197,33 @@ def _duration(seconds: float) -> str:
     return f"{int(minutes)}m{rest:.0f}s" if minutes else f"{rest:.3g}s"
 
 
-RATE_LIMITS = Service(lambda: Limits())
+class KeyLease(Protocol):
+    """One admitted request of a key. The reservations raise MillmError 429."""
+
+    async def areserve_tokens(self, amount: int) -> None: ...
+
+    async def areserve_media(self, unit: str, amount: float) -> None: ...
+
+    def close(self, used_tokens: int, used_media: Mapping[str, float] = NOTHING) -> None:
+        """End the request. Idempotent, callable from any thread."""
 
 
-def get_limits() -> Limits:
-    """Return the rate limits of this process."""
+class KeyLimits(Protocol):
+    """The limits as requests use them, wherever they are counted."""
+
+    async def aadmit(self, key: KeyRecord, *, is_counted: bool = False) -> KeyLease:
+        """Count one request of ``key``, or only that it runs if it was counted already. Raise MillmError 429."""
+
+    def headers(self, key: KeyRecord) -> dict[str, str]:
+        """Return the `x-ratelimit-*` headers for the limits of ``key``, at once."""
+
+    def current_headers(self, key: KeyRecord) -> dict[str, str]:
+        """Return the headers of a key without a request. For threads: it may wait."""
+
+
+RATE_LIMITS: Service[KeyLimits] = Service(lambda: Limits())
+
+
+def get_limits() -> KeyLimits:
+    """Return the limits of keys."""
     return runtime.get(RATE_LIMITS)

@@ -83,8 +83,8 @@ def usage_plot(title: str, days: Sequence[date], values: Sequence[int], limit: i
 
 
 def minute_use(key: ApiKey) -> list[str]:
-    """Return what is left of the limits per minute in this process."""
-    headers = get_limits().headers(key.record())
+    """Return what is left of the limits per minute."""
+    headers = get_limits().current_headers(key.record())
     return [
         f"{headers[f'x-ratelimit-remaining-{kind}']} of {headers[f'x-ratelimit-limit-{kind}']} {kind} per minute left"
         for kind in ("requests", "tokens")

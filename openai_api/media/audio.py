@@ -71,7 +71,7 @@ async def _transcribe(call: Call, schema: type[AudioForm], *, translates: bool) 
         kind: MediaKind = "translation" if translates else "transcription"
         record = find_media_model(call, last_value(form, "model"), kind)
         request = call.read_body(schema.body_of(form), schema)
-        call.reserve_media("audio_seconds")
+        await call.reserve_media("audio_seconds")
         card = await loaded_media(record)
         if translates and "translate" not in card.facts.abilities:
             message = f"The model `{record.name}` can't translate. Use a multilingual Whisper model."
@@ -172,8 +172,8 @@ async def create_speech(call: Call) -> HttpResponseBase:
     limit = defaults.get("max_input_chars", MAX_INPUT)
     if len(request.input) > limit:
         raise invalid(f"`input` must have at most {limit} characters, got {len(request.input)}.", param="input")
-    call.reserve_media("characters", len(request.input))
-    call.reserve_media("audio_seconds")
+    await call.reserve_media("characters", len(request.input))
+    await call.reserve_media("audio_seconds")
     card = await loaded_media(record)
     speaker = voice.speaker_for_worker() if voice is not None else _speaker(card, voice_name)
     if voice is None and voice_name is not None and speaker is None:

@@ -142,7 +142,7 @@ def _size_of(path: Path, name: str) -> tuple[int, int]:
 
 async def _respond(call: Call, record: ModelRecord, request: ImageOptions, sources: Sources) -> HttpResponseBase:
     is_link = await _check_link(call, request)
-    call.reserve_media("images", request.n or 1)
+    await call.reserve_media("images", request.n or 1)
     card = await loaded_media(record)
     _check_abilities(card, sources)
     task = _task(call, request, card, sources)

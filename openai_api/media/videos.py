@@ -67,7 +67,7 @@ async def create(call: Call) -> HttpResponseBase:
             call.parameters[REFERENCE] = "file"
         card = await loaded_media(record)
         order = _order(call, request, card, has_image=source is not None)
-        call.reserve_media("video_seconds", order.seconds)
+        await call.reserve_media("video_seconds", order.seconds)
         reference = None
         if source is not None:
             reference = await in_thread(files.enter_context, video_store().writing())
@@ -94,7 +94,7 @@ async def remix(call: Call, video_id: str) -> HttpResponseBase:
         seed=row.seed,
         options=row.options,
     )
-    call.reserve_media("video_seconds", order.seconds)
+    await call.reserve_media("video_seconds", order.seconds)
     with ExitStack() as files:
         reference = None
         if row.reference:

@@ -209,5 +209,5 @@ def _cut(ids: list[int], model: ModelCard) -> list[int]:
 async def _embed(call: Call, model: ModelCard, texts: list[list[int]]) -> list[bytes]:
     if not texts:
         return []
-    call.reserve_tokens(sum(map(len, texts)))
+    await call.reserve_tokens(sum(map(len, texts)))
     return await embed(call, model, texts)

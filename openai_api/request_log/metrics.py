@@ -42,6 +42,13 @@ class RecentUse:
             if api_key_id is not None:
                 _count(self._keys, str(api_key_id))
 
+    def add(self, use: Use) -> None:
+        """Add the counts of another process."""
+        with self._lock:
+            for counter, counts in ((self._profiles, use.profiles), (self._keys, use.keys)):
+                for name, count in counts.items():
+                    _count(counter, name, count)
+
     def take(self) -> Use:
         """Return the counts since the last call."""
         with self._lock:
@@ -51,8 +58,8 @@ class RecentUse:
         return use
 
 
-def _count(counter: collections.Counter[str], name: str) -> None:
-    counter[name if name in counter or len(counter) < MAX_NAMES else ""] += 1
+def _count(counter: collections.Counter[str], name: str, count: int = 1) -> None:
+    counter[name if name in counter or len(counter) < MAX_NAMES else ""] += count
 
 
 recent_use = RecentUse()

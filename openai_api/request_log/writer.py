@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -273,6 +273,9 @@ class LogBacklog:
     waiting: int = 0
     dropped: int = 0
 
+    def __add__(self, other: LogBacklog) -> LogBacklog:
+        return LogBacklog(self.waiting + other.waiting, self.dropped + other.dropped)
+
 
 def _start_writer() -> EntrySink:
     from openai_api.request_log.store import LogStore
@@ -290,7 +293,15 @@ def get_log_writer() -> EntrySink:
     return runtime.get(LOG_WRITER)
 
 
+BACKLOG_OF_ALL: Service[Callable[[], LogBacklog]] = Service(lambda: own_backlog)  # installed with web workers
+
+
 def log_backlog() -> LogBacklog:
+    """Return the backlog of the server: of all its processes that serve requests."""
+    return runtime.get(BACKLOG_OF_ALL)()
+
+
+def own_backlog() -> LogBacklog:
     """Return the backlog of this process's log writer; empty when nothing has been logged yet."""
     writer = runtime.find(LOG_WRITER)
     return LogBacklog(writer.waiting, writer.dropped) if isinstance(writer, LogWriter) else LogBacklog()

@@ -167,7 +167,7 @@ class BackgroundRun:
         chat = ChatRequest.parse(self._row.order["chat"])
         while True:
             try:
-                call.admit(key, is_counted=True)
+                await call.admit(key, is_counted=True)
                 target = await resolve_target(call, chat)
                 plan, answers = await plan_chat(chat, target)
                 self._writer.read(answers, target.model.text)

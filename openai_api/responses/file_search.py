@@ -65,7 +65,7 @@ class FileSearch:
         record, _ = find_model(get_backend().registry(), name)
         model = await ready_model(record, "embedding")
         texts = [_fitting(model, query) for query in queries]
-        call.reserve_tokens(sum(len(model.text.encode(text)) for text in texts))
+        await call.reserve_tokens(sum(len(model.text.encode(text)) for text in texts))
         vectors = await embedder().embed(model, texts, priority=call.priority)
         return await in_thread(best_hits, store, vectors, self.tool)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from django.db import OperationalError
 
 from core.errors import MillmError
 from inference.services import ensure_model
-from millm_site.database import stop_embedded
+from millm_site.database import connections_warning, stop_embedded
 from millm_site.first_run import Login, is_migrated, keep_first_password, set_up, welcome
 from millm_site.options import add_setting_options, option_of, unapplied_options
 from millm_site.serving import serving
@@ -86,20 +87,42 @@ class Command(BaseCommand):
         serving.prepare()
         login = self._prepare(setup=setup, measure_demo=measure_demo)
         serving.load_at_start([self._register(given) for given in models])
-        from millm_site.server.site import site_server
-
-        server = site_server(listener, ollama=ollama)
         text = welcome(
             url_of(listener),
             login,
             password_file=self._hidden_password(login),
             ollama_url="" if ollama is None else url_of(ollama),
         )
-        serving.on_failure(server.stop_soon)
-        server.run(with_signals=True, on_ready=lambda: self._announce(text))
-        self._stop()
+        try:
+            if settings.MILLM_WORKERS > 1:
+                self._run_workers(listener, ollama, text)
+            else:
+                self._run_server(listener, ollama, text)
+        finally:
+            self._stop()
         if serving.failure:
             raise CommandError(f"The engine failed. {serving.failure}")
+
+    def _run_server(self, listener: socket.socket, ollama: socket.socket | None, text: str) -> None:
+        from millm_site.server.site import site_server
+
+        server = site_server(listener, ollama=ollama)
+        serving.on_failure(server.stop_soon)
+        server.run(with_signals=True, on_ready=lambda: self._announce(text))
+
+    def _run_workers(self, listener: socket.socket, ollama: socket.socket | None, text: str) -> None:
+        """Keep the engine in this process, and let web workers serve."""
+        from millm_site.workers.supervisor import WebWorkers, WorkersFailedError, by_prefix
+
+        if warning := connections_warning(settings.MILLM_WORKERS + 1):
+            self.stderr.write(self.style.WARNING(warning))
+        serving.start()
+        workers = WebWorkers(by_prefix(listener, ollama), settings.MILLM_WORKERS, drain_s=settings.MILLM_DRAIN_SECONDS)
+        serving.on_failure(workers.stop_soon)
+        try:
+            workers.run(lambda: self._announce(text))
+        except WorkersFailedError as error:
+            raise CommandError(str(error)) from error
 
     def _prepare(self, *, setup: bool, measure_demo: bool) -> Login | None:
         try:
