@@ -96,7 +96,7 @@ class WorkerHost:
         self._ledger = KeyLedger(link)
         self._engine = EngineRelay(link, site.loop, site.pool, get_client(), get_registry(), site.note_change)
         self._methods: dict[str, Callable[..., object]] = {
-            "ready": self._note_ready,
+            "serves": self._note_ready,
             "beat": self.take_beat,
             "media": self._begin_media,
             "cancel_media": self._cancel_media,

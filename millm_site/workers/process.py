@@ -142,7 +142,7 @@ class WebWorker:
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
         """Report that the worker serves, and beat. ``loop`` serves the requests."""
         self._loop = loop
-        self._link.notify("ready")
+        self._link.notify("serves")
         threading.Thread(target=self._beat, name="worker-beat", daemon=True).start()
 
     def stop_engine(self, drain_s: float) -> None:
