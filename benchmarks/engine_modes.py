@@ -1,4 +1,4 @@
-"""The engine as a thread and as a process of its own, over HTTP: ``python -m benchmarks.engine_modes``.
+"""The engine as a thread and as a process, and several web workers, over HTTP: ``python -m benchmarks.engine_modes``.
 
 One server of each kind runs, and they take turns. The model is tiny, so that the server's own work decides: what it
 costs to carry the events of 500 streams, and how long 8 streams wait while the server parses bodies of 8 MiB.
@@ -12,7 +12,7 @@ import json
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,13 @@ from benchmarks.server import own_server
 from benchmarks.subject import Plan, measure
 from benchmarks.workloads import Job, Workload, streams
 
-MODES = ("thread", "process")
+MODES = {  # settings by name
+    "thread": {"MILLM_ENGINE": "thread"},
+    "process": {"MILLM_ENGINE": "process"},
+    "2 workers": {"MILLM_ENGINE": "thread", "MILLM_WORKERS": "2"},
+    "4 workers": {"MILLM_ENGINE": "thread", "MILLM_WORKERS": "4"},
+    "process and 4 workers": {"MILLM_ENGINE": "process", "MILLM_WORKERS": "4"},
+}
 STREAMS, BESIDE = 500, 8
 BODY_BYTES = 8 * 2**20
 BODIES = f"{BESIDE} streams beside bodies"
@@ -38,7 +44,7 @@ class LightSubject(HttpSubject):
     """Reads streams with as little work as possible: the client must not be what is measured."""
 
     def peak_memory_mb(self) -> float | None:
-        """Return the memory of the server and its engine's process together, now."""
+        """Return the memory of the server, its engine's process and its web workers together, now."""
         assert self.pid is not None
         server = psutil.Process(self.pid)
         return sum(process.memory_info().rss for process in (server, *server.children())) / 1e6
@@ -104,7 +110,7 @@ def posting(url: str, model: str) -> Iterator[None]:
         raise RuntimeError(f"A body was not refused with 400: {failures[0]}")
 
 
-def record(options: Options, count: int = STREAMS) -> Record:
+def record(options: Options, count: int = STREAMS, modes: Collection[str] = tuple(MODES)) -> Record:
     makers = [
         streams(count, length=16, new=96, name=f"{count} streams"),
         streams(BESIDE, length=16, new=512, name=f"{BESIDE} streams"),
@@ -117,12 +123,12 @@ def record(options: Options, count: int = STREAMS) -> Record:
     }
     with ExitStack() as stack:
         subjects = []
-        for mode in MODES:
+        for mode in modes:
             home = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="millm-bench-", ignore_cleanup_errors=True))
             )
-            settings = limits | {"MILLM_ENGINE": mode}
-            shape = replace(options.shape, name=f"{options.shape.name}-{mode}")
+            settings = limits | MODES[mode]
+            shape = replace(options.shape, name=f"{options.shape.name}-{len(subjects)}")
             server = stack.enter_context(own_server(shape, options.folder, home / "home", settings=settings))
             subjects.append(LightSubject(server.api_url, server.model, name=mode, pid=server.pid))
         rows = measure(subjects, makers, Plan(options.scale, options.rounds))
@@ -132,6 +138,7 @@ def record(options: Options, count: int = STREAMS) -> Record:
 if __name__ == "__main__":
     parser = options_parser(__doc__, shape="tiny")
     parser.add_argument("--streams", type=int, default=STREAMS)
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parsed = parser.parse_args()
     found = options_of(parsed)
-    record(found, parsed.streams).save(found.results)
+    record(found, parsed.streams, parsed.modes).save(found.results)

@@ -132,7 +132,7 @@ class Environment(BaseSettings):
         ge=0,
         le=1_000_000,
         description="Maximum failed console logins from one address within 15 minutes; five times as many for one user "
-        "from all addresses. Further logins get 429. Counted per process. 0: no limit.",
+        "from all addresses. Further logins get 429. Counted per server. 0: no limit.",
     )
     demo: Literal["tiny", "smollm2"] = Field(
         "tiny",

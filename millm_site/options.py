@@ -78,3 +78,13 @@ def unapplied_options(given: Mapping[str, object]) -> list[str]:
         for name, option in OPTIONS.items()
         if given.get(option.variable) is not None and option.variable not in _applied
     ]
+
+
+def applied_options() -> dict[str, str]:
+    """Return the options that this process was given, by the variable that they set."""
+    return dict(_applied)
+
+
+def inherit_options(applied: Mapping[str, str]) -> None:
+    """Note the options of the process that started this one. Their variables are in the environment."""
+    _applied.update(applied)

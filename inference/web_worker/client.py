@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from django.conf import settings
 
@@ -170,7 +171,7 @@ class WorkerRegistry(ModelRegistry):
                 return found
             with self._loads.waiting():
                 if record.name not in self._numbers:
-                    await asyncio.wrap_future(self._link.call("ready", record.name))
+                    await self._loaded(record.name)
                 found = await self._fetched(record)
             if found is not None:
                 return found
@@ -220,6 +221,15 @@ class WorkerRegistry(ModelRegistry):
                 if number is not None:
                     self._cards[name] = (number, card)
                     self._numbers = {**self._numbers, name: number}  # until the next report, which follows soon
+
+    async def _loaded(self, name: str) -> None:
+        """Have the main process load the model, and wait. Raise what its registry raises."""
+        call_id = uuid4().hex
+        try:
+            await asyncio.wrap_future(self._link.call("ready", name, call_id))
+        except asyncio.CancelledError:
+            self._link.send(CancelStream(call_id))
+            raise
 
     async def _fetched(self, record: ModelRecord) -> Card | None:
         _, card = await asyncio.shield(asyncio.wrap_future(self._fetch(record.name)))

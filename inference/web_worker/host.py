@@ -49,7 +49,7 @@ class EngineRelay:
         self._on_change = on_change
         self._is_open = True
         self._streams: dict[str, EventStream] = {}  # by the worker's id
-        self._submissions: dict[str, asyncio.Task[None]] = {}  # by the worker's id
+        self._submissions: dict[str, asyncio.Task[None]] = {}  # and waiting for loads, by the worker's id
         self._batch: list[tuple[str, Event]] = []  # of this turn of the loop
         self._awaited: dict[str, Callable[..., Any]] = {
             "submit": self._submit,
@@ -91,7 +91,7 @@ class EngineRelay:
 
     def _begin(self, call: Call) -> None:
         task = self._loop.create_task(self._awaited[call.method](*call.arguments))
-        if call.method == "submit":
+        if call.method in ("submit", "ready"):
             worker_id = call.arguments[1]
             self._submissions[worker_id] = task
             task.add_done_callback(lambda done: self._submissions.pop(worker_id, None))
@@ -105,7 +105,7 @@ class EngineRelay:
         elif not (isinstance(stream, RelayedStream) and stream.has_ended):
             self._streams[worker_id] = stream
 
-    async def _ready(self, name: str) -> None:
+    async def _ready(self, name: str, worker_id: str) -> None:
         await self._registry.ready_card(name)
 
     def _relay(self, worker_id: str, events: list[Event]) -> None:

@@ -273,6 +273,13 @@ class Channel(http.HTTPChannel):
         else:
             self.loseConnection()
 
+    def retire(self) -> None:
+        """Close the connection after the request that it receives or answers; at once if there is none."""
+        if self._handlingRequest or self._deadline is not None:
+            self.persistent = False
+        else:
+            self.loseConnection()
+
     # Upgrading to a WebSocket
 
     def hand_over(self) -> None:

@@ -89,6 +89,7 @@ class Server(daphne_server.Server):
         self.stopped = threading.Event()
         self._listeners = {"": listener, **(mounts or {})}
         self._shares_listeners = shares_listeners
+        self._ports: list[Any] = []
         self._on_drain = on_drain
         self._stop_engine = stop_engine
         self._is_forced = False
@@ -108,6 +109,7 @@ class Server(daphne_server.Server):
             port = reactor.adoptStreamPort(listener.fileno(), listener.family, factory)
             if self._shares_listeners:
                 port.__class__ = SharingPort
+            self._ports.append(port)
             listener.close()  # the reactor has its own descriptor of it
         reactor.callLater(1, self.application_checker)
         reactor.callLater(2, self.timeout_checker)
@@ -145,6 +147,22 @@ class Server(daphne_server.Server):
     def stop_soon(self, drain_s: float | None = None) -> None:
         """Begin to stop, from any thread or signal handler. A second call cancels what is still running."""
         reactor.callFromThread(self._stop, self.limits.drain_s if drain_s is None else drain_s)
+
+    def retire_soon(self) -> None:
+        """Begin to hand over to another process that accepts from the same sockets, from any thread.
+
+        No request is refused: connections are closed after their response, and those without one at once.
+        """
+        reactor.callFromThread(lambda: setattr(self, "_draining", asyncio.ensure_future(self._retire())))
+
+    async def _retire(self) -> None:
+        for port in self._ports:
+            port.stopListening()
+        for channel in list(self.channels):
+            channel.retire()
+        deadline = time.monotonic() + self.limits.drain_s
+        await self._until(lambda: self.is_draining or not self.channels, deadline)
+        self._stop(max(0.0, deadline - time.monotonic()))
 
     def _stop(self, drain_s: float) -> None:
         if self.is_draining:

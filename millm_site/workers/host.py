@@ -87,6 +87,8 @@ class WorkerHost:
         self.link = link
         self.is_ready = False
         self.started_at = self.alive_at = time.monotonic()
+        self.kill_at = float("inf")
+        self.late_since: float | None = None  # without a sign of life for too long
         self.backlog = LogBacklog()
         self._site = site
         self._on_ready = on_ready
@@ -137,6 +139,15 @@ class WorkerHost:
         self._on_end(self)
 
     def _handle(self, message: Message) -> None:
+        try:
+            self._dispatch(message)
+        except Exception as error:
+            if not isinstance(message, Call):
+                raise
+            logger.exception("The call %s of web worker %d failed.", message.method, self.number)
+            self.link.refuse(message, error)
+
+    def _dispatch(self, message: Message) -> None:
         if self._engine.handle(message) or not isinstance(message, Call) or self._ledger.handle(message):
             return
         match message.method:
@@ -154,7 +165,7 @@ class WorkerHost:
         done.add_done_callback(lambda ended: self.link.answer_when(call, ended))
 
     def _note_ready(self) -> None:
-        self.is_ready = True
+        self.is_ready, self.alive_at = True, time.monotonic()
         self._on_ready(self)
 
     def _begin_media(self, task_id: str, task: Task) -> None:

@@ -29,6 +29,7 @@ from media.client import MediaClient, Sink
 from media.messages import Done, Event, Failed, Task
 from media.queue import VIDEO_QUEUE
 from millm_site.http.metrics import EXPOSITION
+from millm_site.options import inherit_options
 from millm_site.serving import serving
 from millm_site.workers.host import Beat, Report
 from millm_site.workers.limits import WorkerLimits, WorkerLogins
@@ -47,12 +48,15 @@ CALLS = 4
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What the main process passes on: numbers of open files, and the place on the board of requests in progress."""
+    """What the main process passes on: numbers of open files, the place on the board of requests in progress, and its
+    options by variable.
+    """
 
     link: int
     listeners: dict[str, int]
     board: int
     place: int
+    options: dict[str, str]
 
 
 class WorkerMedia(MediaClient):
@@ -116,6 +120,7 @@ class WebWorker:
         self._reported = _Reported()
         self._is_over = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._retire: Callable[[], None] = lambda: None
         self._loop_ran = threading.Event()
         self._loop_ran.set()
 
@@ -139,9 +144,9 @@ class WebWorker:
         threading.Thread(target=self._run, name="worker-link", daemon=True).start()
         start_listening()
 
-    def begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Report that the worker serves, and beat. ``loop`` serves the requests."""
-        self._loop = loop
+    def begin(self, loop: asyncio.AbstractEventLoop, *, retire: Callable[[], None]) -> None:
+        """Report that the worker serves, and beat. ``loop`` serves the requests; ``retire`` hands over to another."""
+        self._loop, self._retire = loop, retire
         self._link.notify("serves")
         threading.Thread(target=self._beat, name="worker-beat", daemon=True).start()
 
@@ -176,6 +181,8 @@ class WebWorker:
                 self._pool.submit(self._link.answer, message, self._flushed)
             case "forget_sae":
                 self._link.answer(message, runtime.get(STEERING_COMPILER).unload_sae)
+            case "retire":
+                self._retire()
             case "media_event":
                 self._media.take(*message.arguments)
 
@@ -217,6 +224,9 @@ def main(order: Order) -> None:
     """Serve until the main process sends SIGTERM, or ends."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the server handles it
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    for descriptor in (order.link, order.board, *order.listeners.values()):
+        os.set_inheritable(descriptor, False)  # noqa: FBT003 - the standard library's signature
+    inherit_options(order.options)
     in_flight.share(Board(order.board), order.place)
     worker = WebWorker(Link(socket.socket(fileno=order.link)), on_orphaned=_end_soon)
     serving.work_for(worker)
@@ -225,7 +235,7 @@ def main(order: Order) -> None:
     listeners = {prefix: socket.socket(fileno=number) for prefix, number in order.listeners.items()}
     server = worker_server(listeners)
     serving.on_failure(lambda: server.stop_soon(0.0))
-    server.run(with_signals=True, on_ready=lambda: worker.begin(asyncio.get_event_loop()))
+    server.run(with_signals=True, on_ready=lambda: worker.begin(asyncio.get_event_loop(), retire=server.retire_soon))
     serving.stop(0.0)
     logging.shutdown()
     os._exit(0)  # threads may still wait for the main process

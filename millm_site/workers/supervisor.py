@@ -33,6 +33,7 @@ from inference.registry.registry import get_registry
 from inference.steering_refs import loaded_saes
 from inference.web_worker.link import Link
 from millm_site.http.failures import OLLAMA
+from millm_site.options import applied_options
 from millm_site.serving import serving
 from millm_site.workers.host import Report, WorkerHost
 from millm_site.workers.metrics import MAIN, AllProcesses, ProcessFamily, process_families
@@ -46,6 +47,7 @@ REPORT_S, CHANGE_S = 0.5, 0.05  # seconds between reports, at most and at least
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # before a restart; it doubles if the worker does not live long
 HEALTHY_S = 30.0
 STUCK_S = 60.0  # without a sign of life, after which a worker is killed
+GRACE_S = 5.0  # for a sign that is late, because this process was itself suspended
 STARTING_S = 300.0  # the same for a worker that starts
 CLOSE_S = 15.0  # beyond the drain time, for a worker to end
 TICK_S = 1.0
@@ -169,17 +171,23 @@ class WebWorkers:
             asyncio.run_coroutine_threadsafe(self.spread_change(None, channel, ids), self.loop).result()
 
     def _report(self) -> None:
+        """Report twice a second, and soon after sequences have ended or models were loaded or unloaded."""
+        loads: dict[str, int] = {}
+        due_at = 0.0
         while True:
-            self._has_changed.wait(REPORT_S - CHANGE_S)
+            time.sleep(CHANGE_S)
+            now, before, loads = time.monotonic(), loads, get_registry().loads()
+            if now < due_at and loads == before and not self._has_changed.is_set():
+                continue
             self._has_changed.clear()
+            due_at = now + REPORT_S
             try:
-                self._report_once()
+                self._report_once(loads)
             except Exception:
                 logger.exception("The web workers could not be told of the engine's state.")
-            time.sleep(CHANGE_S)
 
-    def _report_once(self) -> None:
-        stats, report = _stats(), Report(get_registry().loads(), own_live_load(), self._backlog())
+    def _report_once(self, loads: dict[str, int]) -> None:
+        stats, report = _stats(), Report(loads, own_live_load(), self._backlog())
         for worker in self._workers():
             worker.report(stats, report)
 
@@ -196,7 +204,13 @@ class WebWorkers:
         ours, theirs = socket.socketpair()
         place = self._free_places.pop()
         inherited = {prefix: listener.fileno() for prefix, listener in self._listeners.items()}
-        order = {"link": theirs.fileno(), "listeners": inherited, "board": self._board.descriptor, "place": place}
+        order = {
+            "link": theirs.fileno(),
+            "listeners": inherited,
+            "board": self._board.descriptor,
+            "place": place,
+            "options": applied_options(),
+        }
         with theirs:
             process = subprocess.Popen(  # noqa: S603 - ourselves
                 [*COMMAND, json.dumps(order)],
@@ -221,8 +235,7 @@ class WebWorkers:
 
     def _note_ready(self, slot: _Slot, worker: WorkerHost) -> None:
         if worker is slot.successor:
-            self._signal(slot.worker)  # it drains
-            self._continue_reload()
+            self._retire(slot.worker)
         if self._is_stopping:
             self._signal(worker)
         if not self._has_started and all(each.worker is not None and each.worker.is_ready for each in self._slots):
@@ -241,6 +254,8 @@ class WebWorkers:
             self._continue_reload()
             return
         slot.worker, slot.successor = slot.successor, None
+        if slot.worker is not None:
+            self._continue_reload()
         if self._is_stopping or slot.worker is not None:
             return
         if not self._has_started and not worker.is_ready:
@@ -252,15 +267,26 @@ class WebWorkers:
         slot.start_at = time.monotonic() + slot.pause_s
         logger.error("Web worker %d ended with %d. It starts again in %g s.", slot.number, code, slot.pause_s)
 
+    def _retire(self, worker: WorkerHost | None) -> None:
+        if worker is not None:
+            worker.kill_at = time.monotonic() + self._drain_s + CLOSE_S
+            worker.link.notify("retire")
+
     def _tick(self, now: float) -> None:
         for slot in self._slots:
             if slot.worker is None and not self._is_stopping and now >= slot.start_at:
                 slot.worker = self._start(slot)
         for worker in self._workers():
-            patience_s = STUCK_S if worker.is_ready else STARTING_S
-            if now > self._kill_at or (now - worker.alive_at > patience_s and not self._is_stopping):
+            if self._is_stuck(worker, now) or now > min(self._kill_at, worker.kill_at):
                 logger.error("Web worker %d does not respond and is killed.", worker.number)
                 worker.process.kill()
+
+    def _is_stuck(self, worker: WorkerHost, now: float) -> bool:
+        if self._is_stopping or now - worker.alive_at <= (STUCK_S if worker.is_ready else STARTING_S):
+            worker.late_since = None
+        elif worker.late_since is None:
+            worker.late_since = now
+        return worker.late_since is not None and now - worker.late_since > GRACE_S
 
     def _reload(self) -> None:
         if not self._is_stopping and not self._reloading:

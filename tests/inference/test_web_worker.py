@@ -273,6 +273,18 @@ class TestRegistry:
             await models.ready("org/tiny")
         assert caught.value.retry_after_s > 0
 
+    async def test_a_client_that_leaves_waits_no_more(self, models: WorkerRegistry, pair: Pair, parts: Any) -> None:
+        await amake()
+        parts.loader.gate.clear()
+        waiting = asyncio.create_task(models.ready("org/tiny"))
+        await until(lambda: pair.relay._submissions)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await until(lambda: not pair.relay._submissions)
+        parts.loader.gate.set()
+        assert (await models.ready("org/tiny")).max_model_len == 256
+
     async def test_a_model_that_is_unloaded_again_and_again(self, models: WorkerRegistry, pair: Pair) -> None:
         await amake()
         pair.relay._awaited["ready"] = _at_once
@@ -281,5 +293,5 @@ class TestRegistry:
             await models.ready("org/tiny")
 
 
-async def _at_once(name: str) -> None:
+async def _at_once(name: str, call_id: str) -> None:
     """A load after which the model is unloaded at once."""

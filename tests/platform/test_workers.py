@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import psutil
 import psycopg
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.live
 STORY = {"model": "demo", "messages": [{"role": "user", "content": "Tell me a story."}]}
 LONG = {**STORY, "max_tokens": 800, "stream": True, "ignore_eos": True}
 KEY = "a-key-of-the-tests-for-everything-0123456789"
-MANY = 60  # connections, of which both workers accept some
+MANY = 20  # connections, of which both workers accept some
 
 
 class Line:
@@ -87,25 +87,26 @@ def _is_worker(process: psutil.Process) -> bool:
 
 @contextmanager
 def lines(server: LiveServer) -> Iterator[tuple[Line, Line]]:
-    """One connection to each of two workers."""
-    found: dict[int, Line] = {}
+    """One connection to each of two workers, once both serve."""
     with ExitStack() as stack:
-        for _ in range(MANY):
-            line = Line(server)
-            stack.callback(line.close)
-            found.setdefault(line.worker, line)
-            if len(found) == 2:
-                one, other = found.values()
-                yield one, other
-                return
-    raise AssertionError(f"one worker accepted {MANY} connections")
+
+        def both() -> list[Line]:
+            found: dict[int, Line] = {}
+            for _ in range(MANY):
+                line = Line(server)
+                stack.callback(line.close)
+                found.setdefault(line.worker, line)
+            return list(found.values()) if len(found) == 2 else []
+
+        one, other = until(both)
+        yield one, other
 
 
 @contextmanager
-def served(home: Path, **variables: str) -> Iterator[LiveServer]:
+def served(home: Path, *, number: int = 2, **variables: str) -> Iterator[LiveServer]:
     with database.own_database() as url:
         environment = site_environment(url, home) | {"MILLM_ADMIN_API_KEY": KEY, **variables}
-        with live.serving("--setup", "--workers", "2", environment=environment) as server:
+        with live.serving("--setup", "--workers", str(number), environment=environment) as server:
             yield server
 
 
@@ -319,6 +320,35 @@ class TestSharedState:
         assert other.ask("/v1/chat/completions", {**STORY, "max_tokens": 1})["choices"]
         assert one.ask(f"/api/models/{model['id']}", key=KEY)["state"] == "loaded"
 
+    def test_failed_logins(self, tmp_path: Path) -> None:
+        with served(tmp_path, MILLM_LOGIN_ATTEMPTS="4") as server, lines(server) as pair:
+            statuses = [log_in(pair[number % 2], password="wrong") for number in range(8)]
+        assert statuses == [200] * 4 + [429] * 4
+
+    def test_a_day_s_requests_through_four_workers_by_many_clients(self, tmp_path: Path) -> None:
+        with served(tmp_path, number=4) as server:
+            key = new_key(server, "requests", requests_per_day=100)
+
+            def ask(number: int) -> int:
+                return get(server.url, "/v1/models", f"Authorization: Bearer {key}").status
+
+            with ThreadPoolExecutor(16) as pool:
+                assert Counter(pool.map(ask, range(300))) == {200: 100, 429: 200}
+
+
+def log_in(line: Line, *, password: str) -> int:
+    line.send("GET", "/admin/login/")
+    page = line.answer.read().decode()
+    cookie = line.headers["set-cookie"].partition(";")[0]
+    token = page.partition('name="csrfmiddlewaretoken" value="')[2].partition('"')[0]
+    form = urlencode({"csrfmiddlewaretoken": token, "username": "admin", "password": password, "next": "/admin/"})
+    line.connection.request(
+        "POST", "/admin/login/", form, {"Cookie": cookie, "Content-Type": "application/x-www-form-urlencoded"}
+    )
+    answer = line.connection.getresponse()
+    answer.read()
+    return answer.status
+
 
 def answer_size(line: Line, body: dict[str, Any]) -> int:
     size: int = line.ask("/v1/chat/completions", body)["usage"]["total_tokens"]
@@ -351,6 +381,34 @@ class TestFaults:
             rows = """SELECT error_code, count(*) FROM openai_api_requestlog
                 WHERE "user" = 'streams' OR error_code = 'server_killed' GROUP BY 1"""
             assert dict(connection.execute(rows).fetchall()) == {"": 1, "server_killed": 1}
+
+    def test_an_engine_process_that_dies_is_one_for_all_workers(self, tmp_path: Path) -> None:
+        with served(tmp_path, MILLM_ENGINE="process") as server, lines(server) as pair:
+            for line in pair:
+                line.send("POST", "/v1/chat/completions", LONG)
+                assert line.answer.readline().startswith(b"data:")
+            server.engine.kill()
+            for line in pair:
+                content = line.answer.read()
+                assert content.count(b'"error"') == 1
+            for line in pair:  # they wait until the model is loaded again
+                until(lambda line=line: line.ask("/v1/chat/completions", {**STORY, "max_tokens": 1}).get("choices"))
+            assert workers(server) == {line.worker for line in pair}
+            assert server.stop() == 0, server.output
+
+    def test_a_worker_that_does_not_respond_does_not_hold_up_a_change(self, own_server: LiveServer) -> None:
+        with lines(own_server) as (stuck, line):
+            os.kill(stuck.worker, signal.SIGSTOP)
+            try:
+                made = line.ask("/api/keys", {"name": "made meanwhile"}, KEY)
+                assert line.status == 201
+                assert line.ask("/v1/models", key=made["key"])["data"]
+                until(lambda: "has not reached every process" in own_server.output)
+            finally:
+                os.kill(stuck.worker, signal.SIGCONT)
+            stuck.ask("/v1/models", key=made["key"])
+            assert stuck.status == 200
+        assert own_server.stop() == 0, own_server.output
 
     def test_sigterm_drains_all_workers(self, own_server: LiveServer) -> None:
         with lines(own_server) as pair, lines(own_server) as spare:
