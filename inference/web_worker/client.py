@@ -33,6 +33,7 @@ from inference.web_worker.link import GONE, Link
 
 SILENCE_S = 15.0  # without a report, after which the main process counts as stuck
 TOUCH_S = 0.25  # between reports that a model is in use
+ANSWER_S = 60.0  # that a page waits for the main process
 MAX_FETCHES = 3  # of a model that is unloaded again and again
 
 
@@ -142,7 +143,7 @@ class WorkerRegistry(ModelRegistry):
 
     def load_status(self, name: str) -> LoadStatus:
         """Ask the main process. For threads: it waits."""
-        status: LoadStatus = self._link.call("load_status", name).result()
+        status: LoadStatus = _waited(self._link.call("load_status", name))
         return status
 
     def max_model_len(self, name: str) -> int | None:
@@ -186,7 +187,7 @@ class WorkerRegistry(ModelRegistry):
 
     def memory_plan(self, row: LanguageModel, path: Path) -> MemoryPlan:
         """Ask the main process, which has the models. For threads: it waits."""
-        plan: MemoryPlan = self._link.call("memory_plan", row.pk, path).result()
+        plan: MemoryPlan = _waited(self._link.call("memory_plan", row.pk, path))
         return plan
 
     def _ready_now(self, record: ModelRecord) -> Card | None:
@@ -218,9 +219,10 @@ class WorkerRegistry(ModelRegistry):
             self._fetches.pop(name, None)
             if not done.cancelled() and done.exception() is None:
                 number, card = done.result()
+                others = {other: load for other, load in self._numbers.items() if other != name}
+                self._numbers = others if number is None else {**others, name: number}  # newer than the last report
                 if number is not None:
                     self._cards[name] = (number, card)
-                    self._numbers = {**self._numbers, name: number}  # until the next report, which follows soon
 
     async def _loaded(self, name: str) -> None:
         """Have the main process load the model, and wait. Raise what its registry raises."""
@@ -252,7 +254,15 @@ class WorkerSAEs:
 
     def loaded_bytes(self, checksum: str) -> int | None:
         try:
-            num_bytes: int | None = self._link.call("loaded_bytes", checksum).result()
+            num_bytes: int | None = _waited(self._link.call("loaded_bytes", checksum))
         except EngineDownError:
             return None
         return num_bytes
+
+
+def _waited(answer: Future[Any]) -> Any:
+    """Return an answer that pages wait for. Raise EngineDownError if it does not come."""
+    try:
+        return answer.result(ANSWER_S)
+    except TimeoutError:
+        raise EngineDownError("The main process does not respond. Try again.") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
@@ -22,7 +21,6 @@ from inference.registry.registry import ModelRegistry
 from inference.steering_refs import loaded_saes
 from inference.web_worker.link import Link
 
-logger = logging.getLogger(__name__)
 Act = Callable[..., object]
 
 
