@@ -13,7 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from django.db import OperationalError, connection, connections, transaction
 
-from core.snapshots import Snapshot, SnapshotListener, is_listening, start_listening, stop_listening
+from core import snapshots
+from core.snapshots import (
+    Snapshot,
+    SnapshotListener,
+    is_listening,
+    start_listening,
+    stop_listening,
+    take_change,
+    tell_changes,
+)
 from inference.models import LanguageModel
 from tests import live
 
@@ -308,3 +317,40 @@ def _insert(name: str, channel: str = "test_models") -> str:
     row = f"({', '.join(values)}) VALUES ({', '.join(repr(value) for value in values.values())})"
     insert = "INSERT INTO inference_languagemodel " + row
     return f"DO $$ BEGIN {insert}; PERFORM pg_notify('{channel}', 'another'); END $$"
+
+
+@pytest.fixture
+def told():
+    """What other processes of the server are told after commits."""
+    told: list[tuple[str, object]] = []
+    before = snapshots._tell_others
+    tell_changes(lambda channel, ids: told.append((channel, ids)))
+    yield told
+    tell_changes(before)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_other_processes_of_the_server_are_told_of_each_commit_after_it(snapshot, told):
+    partial = Snapshot("test_rows", list, lambda value, ids: value)
+    with transaction.atomic():
+        snapshot.invalidate()
+        partial.invalidate([3, 4])
+        partial.invalidate([5])
+        assert told == []
+    assert told == [("test_models", None), ("test_rows", {3, 4, 5})]
+    with transaction.atomic():
+        snapshot.invalidate()
+        transaction.set_rollback(True)
+    assert len(told) == 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_change_by_another_process_is_read_at_once_where_the_value_is_in_use(snapshot):
+    cold = Snapshot("test_models", names)
+    assert snapshot.get() == []
+    add("new")
+    assert snapshot.get() == []
+    take_change("test_models", None)
+    assert snapshot.get() == ["new"]
+    assert cold._value is None
+    take_change("another", None)
