@@ -122,7 +122,7 @@ def record(options: Options, count: int = STREAMS, modes: Collection[str] = tupl
         for name in ("CONCURRENT_REQUESTS", "ADDRESS_CONNECTIONS", "CONNECTIONS")
     }
     with ExitStack() as stack:
-        subjects = []
+        subjects: list[LightSubject] = []
         for mode in modes:
             home = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="millm-bench-", ignore_cleanup_errors=True))

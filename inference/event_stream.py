@@ -157,10 +157,6 @@ class RelayedStream(LocalEventStream):
             self._running.difference_update(event.index for event in fresh if isinstance(event, TERMINAL_EVENTS))
             self._relay(fresh)
 
-    @property
-    def has_ended(self) -> bool:
-        return not self._running
-
 
 # Makes the streams of submissions; a process that submits for another one sets it for its task.
 STREAM_FACTORY: ContextVar[Callable[..., LocalEventStream]] = ContextVar("STREAM_FACTORY", default=LocalEventStream)

@@ -47,6 +47,7 @@ class EngineRelay:
         self._on_change = on_change
         self._is_open = True
         self._streams: dict[str, EventStream] = {}  # by the worker's id
+        self._unfinished: dict[str, set[int]] = {}  # sequences of these streams
         self._submissions: dict[str, asyncio.Task[None]] = {}  # and waiting for loads, by the worker's id
         self._batch: list[tuple[str, Event]] = []  # of this turn of the loop
         self._awaited: dict[str, Callable[..., Any]] = {
@@ -97,10 +98,15 @@ class EngineRelay:
 
     async def _submit(self, requests: Sequence[Request], worker_id: str) -> None:
         STREAM_FACTORY.set(partial(RelayedStream, relay=partial(self._relay, worker_id)))  # in the context of this task
-        stream = await self._client.submit(requests)
+        self._unfinished[worker_id] = {request.index for request in requests}
+        try:
+            stream = await self._client.submit(requests)
+        except BaseException:
+            self._unfinished.pop(worker_id, None)
+            raise
         if not self._is_open:
             stream.close()
-        elif not (isinstance(stream, RelayedStream) and stream.has_ended):
+        elif worker_id in self._unfinished:
             self._streams[worker_id] = stream
 
     async def _ready(self, name: str, worker_id: str) -> None:
@@ -110,11 +116,14 @@ class EngineRelay:
         if not self._batch:
             self._loop.call_soon(self._flush)
         self._batch += [(worker_id, event) for event in events]
-        if any(isinstance(event, TERMINAL_EVENTS) for event in events):
+        ended = {event.index for event in events if isinstance(event, TERMINAL_EVENTS)}
+        if ended:
             self._on_change()
-            stream = self._streams.get(worker_id)
-            if isinstance(stream, RelayedStream) and stream.has_ended:
-                del self._streams[worker_id]
+            unfinished = self._unfinished.get(worker_id, set())
+            unfinished -= ended
+            if not unfinished:
+                self._unfinished.pop(worker_id, None)
+                self._streams.pop(worker_id, None)
 
     def _flush(self) -> None:
         batch, self._batch = self._batch, []

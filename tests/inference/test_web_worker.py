@@ -37,7 +37,7 @@ class Pair:
 
     def __init__(self, registry: Any = None) -> None:
         self.engine = FakeLoop()
-        self.local = LocalEngineClient(self._make)
+        self.local: LocalEngineClient[Any] = LocalEngineClient(self._make)
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
         self.pool = ThreadPoolExecutor(2)
@@ -59,7 +59,7 @@ class Pair:
         self.main.close()
         self.pool.shutdown()
 
-    def _make(self, publish: Any) -> FakeLoop:
+    def _make(self, publish: Any) -> Any:
         self.engine.publish = publish
         return self.engine
 

@@ -93,7 +93,7 @@ def test_who_serves_hears_of_a_lost_engine_whenever_it_asks() -> None:
     heard: list[str] = []
     serving = Serving()
     serving.on_failure(lambda: heard.append("early"))
-    serving._fail("gone")
+    serving.fail("gone")
     serving.on_failure(lambda: heard.append("late"))
     assert (heard, serving.failure) == (["early", "late"], "gone")
 

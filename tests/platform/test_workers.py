@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -355,6 +356,14 @@ def answer_size(line: Line, body: dict[str, Any]) -> int:
     return size
 
 
+def _answers(line: Line) -> bool:
+    return "choices" in line.ask("/v1/chat/completions", {**STORY, "max_tokens": 1})
+
+
+def _is_draining(line: Line) -> bool:
+    return bool(line.ask("/health/ready")["server"] != "ok")
+
+
 class TestFaults:
     def test_a_killed_worker_takes_only_its_own_connections(self, own_server: LiveServer) -> None:
         key = new_key(own_server, "two", max_concurrent_requests=2)
@@ -392,7 +401,7 @@ class TestFaults:
                 content = line.answer.read()
                 assert content.count(b'"error"') == 1
             for line in pair:  # they wait until the model is loaded again
-                until(lambda line=line: line.ask("/v1/chat/completions", {**STORY, "max_tokens": 1}).get("choices"))
+                until(partial(_answers, line))
             assert workers(server) == {line.worker for line in pair}
             assert server.stop() == 0, server.output
 
@@ -416,7 +425,7 @@ class TestFaults:
                 assert line.answer.readline().startswith(b"data:")
             own_server.process.send_signal(signal.SIGTERM)
             for line in spare:
-                until(lambda line=line: line.ask("/health/ready")["server"] != "ok")
+                until(partial(_is_draining, line))
             for line in pair:
                 content = line.answer.read()
                 assert b"[DONE]" in content
