@@ -15,6 +15,7 @@ from openai_api.keys.quotas import NOTHING
 from openai_api.keys.record import KeyRecord
 
 ANSWER_S = 30.0  # for threads that wait for the main process
+SETTLE_S = 0.05  # in which the end of a request reaches the main process
 Headers = dict[str, str]
 Answer = tuple[Headers, MillmError | None]  # what is left of the key's limits, and the refusal
 
@@ -80,8 +81,9 @@ class KeyLedger:
 class WorkerLimits:
     """Implements :class:`openai_api.keys.limits.KeyLimits` in a worker. Only keys with limits ask the main process."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, *, settle_s: float = SETTLE_S) -> None:
         self._link = link
+        self._settle_s = settle_s
         self._numbers = itertools.count()
         self._headers: dict[int, Headers] = {}  # by key, as the main process last told
 
@@ -105,11 +107,20 @@ class WorkerLimits:
         return headers
 
     async def ask(self, key: KeyRecord, method: str, *arguments: object) -> None:
-        """Call the main process. Raise its refusal."""
-        answer: Answer = await asyncio.wrap_future(self._link.call(method, *arguments))
-        self._headers[key.pk], refusal = answer
+        """Call the main process. Raise its refusal, unless it agrees a moment later: a request that has just ended
+        through another worker may still be counted.
+        """
+        refusal = await self._ask(key, method, *arguments)
+        if refusal is not None:
+            await asyncio.sleep(self._settle_s)
+            refusal = await self._ask(key, method, *arguments)
         if refusal is not None:
             raise refusal
+
+    async def _ask(self, key: KeyRecord, method: str, *arguments: object) -> MillmError | None:
+        answer: Answer = await asyncio.wrap_future(self._link.call(method, *arguments))
+        self._headers[key.pk], refusal = answer
+        return refusal
 
     def close(self, number: int, used_tokens: int, used_media: Mapping[str, float]) -> None:
         self._link.notify("close_lease", number, used_tokens, dict(used_media))

@@ -19,6 +19,7 @@ from millm_site.workers.metrics import AllProcesses, MetricsSource, ProcessFamil
 from openai_api.http.in_flight import Board, InFlight
 from openai_api.keys.limits import RATE_LIMITS, Limits
 from openai_api.keys.record import KeyRecord
+from tests.inference.rows import until
 from tests.openai_api.conftest import Clock
 
 
@@ -99,6 +100,15 @@ class TestLimits:
             await other.areserve_media("images", 2)
         one.close(0, {"images": 1})
         await other.areserve_media("images", 2)
+
+    async def test_the_end_of_a_request_through_another_worker_may_be_late(self, workers: Workers) -> None:
+        one, other = workers.clients[0], WorkerLimits(workers.links[3], settle_s=2)
+        limited = key(max_concurrent_requests=1)
+        first = await one.aadmit(limited)
+        second = asyncio.create_task(other.aadmit(limited))
+        await until(lambda: workers.asked >= 2)
+        first.close(0)
+        (await second).close(0)
 
     async def test_requests_of_a_worker_that_ends_count_no_more(self, workers: Workers) -> None:
         one, other = workers.clients
