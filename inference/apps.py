@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from django.apps import AppConfig
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from inference.engine.loop import EngineLoop
     from inference.engine.watchdog import Watchdog
     from inference.engine_process.client import ProcessEngineClient
+    from inference.engine_process.replicas import ReplicaSet
     from inference.registry.registry import ModelRegistry
 
 logger = logging.getLogger(__name__)
@@ -87,10 +89,10 @@ class ServingState:
         from inference.registry.registry import MODEL_REGISTRY
 
         gc.freeze()  # frozen objects are not scanned: a full collection would stop all streams for half a second
-        if settings.MILLM_ENGINE == "process":
-            self._client, self._registry = _process_engine()
-        else:
+        if settings.MILLM_ENGINE == "thread":
             self._client, self._registry, self._watchdog = _thread_engine(on_failure)
+        else:
+            self._client, self._registry = _process_engine()
         runtime.install(ENGINE_CLIENT, self._client)
         runtime.install(MODEL_REGISTRY, self._registry)
         start_listening()
@@ -117,31 +119,47 @@ def _thread_engine(
 
 
 def _process_engine() -> tuple[ProcessEngineClient, ModelRegistry]:
-    """Start the engine in a process of its own, which is started again whenever it ends."""
+    """Start engines in processes of their own, which are started again whenever they end."""
     from inference.engine_process.client import ProcessEngineClient, ProcessModels, ProcessSAEs
-    from inference.engine_process.supervisor import EngineSupervisor
     from inference.registry.memory_plan import MemoryBudget
     from inference.registry.registry import ModelRegistry
 
-    supervisor = EngineSupervisor(stall_s=settings.MILLM_ENGINE_STALL_SECONDS)
-    client = ProcessEngineClient(supervisor, EngineConfig(**settings.MILLM_ENGINE_OPTIONS))
-    models = ProcessModels(supervisor)
+    replicas = _replicas()
+    client = ProcessEngineClient(replicas, EngineConfig(**settings.MILLM_ENGINE_OPTIONS))
+    models = ProcessModels(replicas)
     registry = ModelRegistry(
         models,
         is_busy=client.is_busy,
-        kv_unwritten=lambda name: client.stats().kv_unwritten(name),
+        kv_unwritten=replicas.kv_unwritten,
         loading=models.loading,
         budget=MemoryBudget(settings.MILLM_MEMORY_BUDGET, models.measure),
     )
-
-    def note_death() -> None:
-        client.note_death()
-        registry.note_lost(models.take_lost(), reloads=True)
-
-    supervisor.listen(client.publish, note_death)
+    replicas.listen(partial(registry.note_lost, reloads=True))
     client.start()
-    runtime.install(ENGINE_SAES, ProcessSAEs(supervisor))
+    runtime.install(ENGINE_SAES, ProcessSAEs(replicas))
     return client, registry
+
+
+def _replicas() -> ReplicaSet:
+    from inference.engine_process.launcher import LocalLauncher, share_of_machine
+    from inference.engine_process.replicas import ReplicaSet
+
+    least = settings.MILLM_ENGINE_REPLICAS
+    most = max(least, settings.MILLM_ENGINE_MAX_REPLICAS)
+    options = {
+        "stall_s": settings.MILLM_ENGINE_STALL_SECONDS,
+        "least": least,
+        "most": most,
+        "patience_s": settings.MILLM_ENGINE_SCALE_SECONDS,
+    }
+    if settings.MILLM_ENGINE == "process":
+        return ReplicaSet(lambda number: LocalLauncher(environment=share_of_machine(number, most)), **options)
+
+    from inference.engine_process.ray_launcher import ActorResources, RayCluster, RayLauncher  # an extra
+
+    cluster = RayCluster(settings.MILLM_RAY_ADDRESS, *settings.MILLM_RAY_LISTEN)
+    resources = ActorResources(settings.MILLM_RAY_CPUS, settings.MILLM_RAY_GPUS)
+    return ReplicaSet(lambda number: RayLauncher(cluster, resources), **options)
 
 
 def _await_boot(booted: Future[None]) -> None:

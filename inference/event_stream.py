@@ -169,6 +169,7 @@ class OpenStreams:
         self._cancel = cancel
         self._lock = threading.Lock()
         self._streams: dict[str, LocalEventStream] = {}  # by id
+        self._num_sequences = 0
         self._requests: dict[str, dict[int, Request]] = {}  # without a terminal event, by index, of each stream
 
     def open(self, requests: Sequence[Request]) -> LocalEventStream:
@@ -183,7 +184,16 @@ class OpenStreams:
         with self._lock:
             self._streams[stream.id] = stream
             self._requests[stream.id] = {request.index: request for request in requests}
+            self._num_sequences += len(self._requests[stream.id])
         return stream
+
+    @property
+    def num_sequences(self) -> int:
+        """The number of sequences that are queued or running, those of submissions in progress included."""
+        return self._num_sequences
+
+    def __contains__(self, stream_id: str) -> bool:
+        return stream_id in self._streams
 
     def forget(self, stream: LocalEventStream) -> None:
         """Remove a stream whose requests were refused."""
@@ -234,7 +244,7 @@ class OpenStreams:
         """Remove sequences, and the stream after its last one. Called with the lock held."""
         requests = self._requests.get(stream.id, {})
         for index in indices:
-            requests.pop(index, None)
+            self._num_sequences -= requests.pop(index, None) is not None
         if not requests:
             self._requests.pop(stream.id, None)
             self._streams.pop(stream.id, None)

@@ -79,12 +79,14 @@ class SteeringRef:
     """Compiled steering by its ``fingerprint``. The engine's side compiles ``spec`` again if it has dropped the result.
 
     ``required_segments`` and ``depends_on_segments`` are those of the :class:`~inference.interventions.Intervention`.
+    ``prompt_program`` is its program of prompts, on which the keys of their cached blocks depend.
     """
 
     fingerprint: str
     spec: SteeringSpec
     required_segments: frozenset[Segment] = frozenset()
     depends_on_segments: bool = False
+    prompt_program: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,6 +35,10 @@ Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 MIN_KEY_LENGTH = 24
 OIDC_PACKAGES = ("authlib", "requests")  # of the extra `oidc`
 NOT_IN_FILE = frozenset({"config"})
+LOCAL_ENGINES = ("thread", "process")
+ENGINES = (*LOCAL_ENGINES, "ray")
+RAY_ADDRESS = re.compile(r"(ray://)?[^\s/:]+:[0-9]{1,5}")
+LISTEN_ADDRESS = re.compile(r"([^\s/:]+|\[[0-9a-fA-F:]+\]):[0-9]{1,5}")
 
 
 ENGINE_OPTIONS = (
@@ -373,16 +378,52 @@ class Environment(BaseSettings):
         "engine, jobs and media, and starts so many web workers, which answer HTTP requests. They pay off when "
         "parsing and streaming, not the model, takes most of the time; see [Deployment](deployment.md).",
     )
-    engine: Literal["thread", "process"] = Field(
+    engine: str = Field(
         "thread",
         description="Where models run. `thread`: in the server's process. `process`: in a process of its own, which "
-        "the server starts again if it ends, so that a crash or Python's lock in one does not stop the other.",
+        "the server starts again if it ends, so that a crash or Python's lock in one does not stop the other. `ray`: "
+        "in an actor of the Ray cluster that this machine belongs to; an address, such as `10.0.0.1:6379` or "
+        "`ray://10.0.0.1:10001`, names another cluster. Needs the extra `ray`. See docs/replicas.md.",
+    )
+    engine_replicas: int = Field(
+        1,
+        ge=1,
+        le=256,
+        description="Number of engine processes that share the requests, each with all models. Not with "
+        "MILLM_ENGINE=thread.",
+    )
+    engine_max_replicas: int = Field(
+        0,
+        ge=0,
+        le=256,
+        description="Maximum number of engine processes: while requests wait, one is added after the other, and those "
+        "without use are removed, down to MILLM_ENGINE_REPLICAS. 0: the number does not change.",
+    )
+    engine_scale_seconds: Seconds = Field(
+        10.0,
+        description="With MILLM_ENGINE_MAX_REPLICAS: seconds with waiting requests after which an engine process is "
+        "added. One is removed when the others would have been half empty for six times as long.",
+    )
+    ray_cpus: float = Field(
+        1.0,
+        ge=0,
+        le=4_096,
+        allow_inf_nan=False,
+        description="With Ray: processors reserved for each engine process, which computes with as many threads.",
+    )
+    ray_gpus: float = Field(
+        0.0, ge=0, le=64, allow_inf_nan=False, description="With Ray: GPUs reserved for each engine process."
+    )
+    ray_listen: str = Field(
+        "",
+        description="With Ray: address of this server to which engine processes connect, `HOST:PORT`. Empty: this "
+        "machine's address in the cluster, and any free port.",
     )
     engine_stall_seconds: Seconds = Field(
         300.0,
         description="Seconds without a heartbeat of the engine thread, while it has work, after which it counts as "
-        "hung: all requests fail, /health returns 503 and `manage.py serve` exits with an error; with "
-        "MILLM_ENGINE=process the engine's process is started again instead. Must be longer than the longest step of "
+        "hung: all requests fail, /health returns 503 and `manage.py serve` exits with an error; an engine process is "
+        "started again instead. Must be longer than the longest step of "
         "the slowest model; loading a model does not count.",
     )
 
@@ -663,6 +704,31 @@ class Environment(BaseSettings):
         """Return the origin as browsers write it: in lower case, without a default port and a slash."""
         return public_origin(value) if value else ""
 
+    @field_validator("engine")
+    @classmethod
+    def _runs_somewhere(cls, value: str) -> str:
+        if value not in ENGINES and not RAY_ADDRESS.fullmatch(value):
+            raise ValueError("must be `thread`, `process`, `ray`, or an address: HOST:PORT or ray://HOST:PORT")
+        if value not in LOCAL_ENGINES and not find_spec("ray"):
+            raise ValueError("needs the extra `ray`: pip install '.[ray]' -c constraints.txt")
+        return value
+
+    @field_validator("engine_replicas", "engine_max_replicas")
+    @classmethod
+    def _only_processes(cls, value: int, info: ValidationInfo) -> int:
+        if value > 1 and info.data.get("engine") == "thread":
+            raise ValueError("needs MILLM_ENGINE=process or Ray")
+        if info.field_name == "engine_max_replicas" and 0 < value < info.data.get("engine_replicas", 1):
+            raise ValueError("must not be less than MILLM_ENGINE_REPLICAS")
+        return value
+
+    @field_validator("ray_listen")
+    @classmethod
+    def _listens(cls, value: str) -> str:
+        if value and not LISTEN_ADDRESS.fullmatch(value):
+            raise ValueError("must be HOST:PORT")
+        return value
+
     @field_validator("oidc_issuer")
     @classmethod
     def _issuer(cls, value: str) -> str:
@@ -723,6 +789,19 @@ class Environment(BaseSettings):
     def local_roots(self) -> tuple[Path, ...]:
         """Directories of ``model_roots``; if empty, the folders of downloaded models and of the demo."""
         return tuple(Path(root).expanduser() for root in self.model_roots) or (self.home / "models", DEMO_DIR.parent)
+
+    @property
+    def ray_address(self) -> str:
+        """The address of the Ray cluster as Ray names it; empty without Ray."""
+        if self.engine in LOCAL_ENGINES:
+            return ""
+        return os.environ.get("RAY_ADDRESS", "auto") if self.engine == "ray" else self.engine
+
+    @property
+    def ray_listener(self) -> tuple[str, int]:
+        """Host and port of ``ray_listen``; an empty host and 0 for any."""
+        host, _, port = self.ray_listen.rpartition(":")
+        return host.strip("[]"), int(port or 0)
 
     def engine_options(self) -> dict[str, Any]:
         """Return the fields of inference.engine.config.EngineConfig."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -27,6 +27,13 @@ class Distribution:
     @property
     def count(self) -> int:
         return sum(self.counts)
+
+    def __add__(self, other: Distribution) -> Distribution:
+        """Return the distribution of the values of both. They have the same bounds, or one has no values."""
+        if not self.count or not other.count:
+            return self if self.count else other
+        counts = tuple(ours + theirs for ours, theirs in zip(self.counts, other.counts, strict=True))
+        return Distribution(self.bounds, counts, self.total + other.total)
 
 
 class BucketCounts:
@@ -87,7 +94,8 @@ class ModelStats:
     ``prefix_queries`` and ``prefix_hits`` count prompt tokens looked up and found in the prefix cache; ``drafts`` were
     verified, with ``draft_tokens`` tokens, of which ``accepted_draft_tokens`` were accepted; ``steering_rows`` are the
     rows of the steering tables in use; ``step_faults`` are attempts at a step that raised, by code. Distributions are
-    of seconds, sequences and tokens of a step. ``kernels`` names the kernels in use.
+    of seconds, sequences and tokens of a step. ``kernels`` names the kernels in use. With several engine processes,
+    ``replicas`` of them have the model: the limits are those of one, the ratio is their mean, and all counts are sums.
     """
 
     name: str
@@ -108,6 +116,46 @@ class ModelStats:
     step_tokens: Distribution = NOTHING
     step_faults: Mapping[str, int] = field(default_factory=dict)
     kernels: str = ""
+    replicas: int = 1
+
+    def __add__(self, other: ModelStats) -> ModelStats:
+        """Return the statistics of a model of several engines."""
+        replicas = self.replicas + other.replicas
+        ratio = (self.kv_used_ratio * self.replicas + other.kv_used_ratio * other.replicas) / replicas
+        sums = {name: getattr(self, name) + getattr(other, name) for name in _SUMS}
+        faults = Counter(self.step_faults) + Counter(other.step_faults)
+        return replace(self, **sums, replicas=replicas, kv_used_ratio=ratio, step_faults=dict(faults))
+
+
+_SUMS = (
+    "running",
+    "waiting",
+    "kv_unwritten_bytes",
+    "prefix_queries",
+    "prefix_hits",
+    "preemptions",
+    "drafts",
+    "draft_tokens",
+    "accepted_draft_tokens",
+    "steering_rows",
+    "step_seconds",
+    "step_sequences",
+    "step_tokens",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStats:
+    """One of several engine processes. ``number`` identifies it while the server runs; ``place``: where it runs."""
+
+    number: int
+    state: EngineState
+    place: str = ""
+    running: int = 0
+    waiting: int = 0
+    models: tuple[str, ...] = ()
+    restarts: int = 0
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +163,7 @@ class EngineStats:
     """Statistics of the engine. ``restarts`` counts how often the engine thread was replaced after a crash.
 
     ``background_running`` and ``background_waiting`` are the sequences among ``running`` and ``waiting`` that have the
-    lowest priority.
+    lowest priority. ``replicas`` is empty if there is only one engine.
     """
 
     state: EngineState
@@ -129,6 +177,7 @@ class EngineStats:
     error: str = ""
     restarts: int = 0
     by_model: tuple[ModelStats, ...] = ()
+    replicas: tuple[ReplicaStats, ...] = ()
 
     @property
     def is_up(self) -> bool:
@@ -137,3 +186,31 @@ class EngineStats:
     def kv_unwritten(self, model: str) -> int:
         """Return the bytes of KV cache that a model has not allocated yet; 0 if it is not attached."""
         return sum(each.kv_unwritten_bytes for each in self.by_model if each.name == model)
+
+
+_BY_READINESS: tuple[EngineState, ...] = ("running", "idle", "starting", "draining", "failed", "stopped")
+
+
+def merged(engines: Sequence[EngineStats]) -> EngineStats:
+    """Return the statistics of several engines as those of one: it accepts requests as long as one of them does.
+
+    The error is that of the first engine that accepts none.
+    """
+    if len(engines) == 1:
+        return engines[0]
+    by_model: dict[str, ModelStats] = {}
+    for model in (model for engine in engines for model in engine.by_model):
+        by_model[model.name] = by_model[model.name] + model if model.name in by_model else model
+    return EngineStats(
+        state=min((engine.state for engine in engines), key=_BY_READINESS.index),
+        running=sum(engine.running for engine in engines),
+        waiting=sum(engine.waiting for engine in engines),
+        background_running=sum(engine.background_running for engine in engines),
+        background_waiting=sum(engine.background_waiting for engine in engines),
+        free_slots=sum(engine.free_slots for engine in engines),
+        steps=sum(engine.steps for engine in engines),
+        models=tuple(dict.fromkeys(name for engine in engines for name in engine.models)),
+        error=next((engine.error for engine in engines if engine.error), ""),
+        restarts=sum(engine.restarts for engine in engines),
+        by_model=tuple(by_model.values()),
+    )

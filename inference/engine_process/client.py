@@ -1,4 +1,4 @@
-"""The server's side of an engine in a process of its own."""
+"""The server's side of engines in processes of their own."""
 
 from __future__ import annotations
 
@@ -9,110 +9,122 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from core.runtime import runtime
 from inference.engine.config import EngineConfig
-from inference.engine.errors import EngineDownError
-from inference.engine.messages import Event, Request
+from inference.engine.errors import EngineDownError, ModelNotAttachedError, QueueFullError
+from inference.engine.messages import Request
 from inference.engine.models.facts import DeviceMemory, LoadedFacts, MemoryEstimate, ModelSpec
 from inference.engine.stats import EngineStats
-from inference.engine_process.supervisor import EngineSupervisor
-from inference.event_stream import LocalEventStream, OpenStreams
+from inference.engine_process.replicas import ReplicaSet
+from inference.engine_process.router import KEYS_PER_REPLICA, Router, routing_keys, steering_key
+from inference.event_stream import LocalEventStream
 from inference.registry.loading import ModelLoading
 from inference.steering_refs import STEERING_COMPILER, SAESource, SteeringRef, SteeringSpec
 
 MAX_COMPILED = 256
 
 
-class EngineLink(Protocol):
-    """The connection to an engine in another process."""
-
-    def call(self, method: str, *arguments: object) -> Future[Any]: ...
-
-    def cancel(self, stream_id: str) -> None: ...
-
-    def stats(self) -> EngineStats: ...
-
-    def start(self) -> None: ...
-
-    def stop(self, drain_s: float) -> None: ...
-
-
 class ProcessEngineClient:
-    """Implements :class:`inference.client.EngineClient`. Events arrive on the supervisor's thread."""
+    """Implements :class:`inference.client.EngineClient` with one engine process or several. Events arrive on their
+    supervisors' threads.
+    """
 
-    def __init__(self, supervisor: EngineLink, config: EngineConfig) -> None:
-        self._supervisor = supervisor
+    def __init__(self, replicas: ReplicaSet, config: EngineConfig) -> None:
+        self._replicas = replicas
         self._config = config
-        self._streams = OpenStreams(self.cancel)
+        self._router = Router(KEYS_PER_REPLICA * max(4, replicas.most))
         self._compiled: OrderedDict[Hashable, SteeringRef] = OrderedDict()
         self._lock = threading.Lock()
 
     async def submit(self, requests: Sequence[Request]) -> LocalEventStream:
-        """Accept all requests or none. See :class:`inference.client.EngineClient`."""
-        stream = self._streams.open(requests)
-        try:
-            await asyncio.wrap_future(self._supervisor.call("submit", tuple(requests), stream.id))
-        except BaseException as error:
-            self._streams.forget(stream)
-            if isinstance(error, asyncio.CancelledError):
-                self.cancel(stream.id)
-            raise
-        return stream
+        """Accept all requests on one replica, or none. See :class:`inference.client.EngineClient`.
+
+        If a replica ends before it has accepted them, or its queue is full, they go to another one.
+        """
+        candidates = self._replicas.candidates(requests[0].model)
+        keys = routing_keys(requests[0]) if len(candidates) > 1 else ()
+        refusals: list[EngineDownError | ModelNotAttachedError | QueueFullError] = []
+        for replica in self._router.order(candidates, requests, keys):
+            try:
+                stream = await replica.submit(requests)
+            except (EngineDownError, ModelNotAttachedError, QueueFullError) as error:
+                refusals.append(error)
+            else:
+                self._router.note(replica, keys)
+                return stream
+        raise _best(refusals) or self._replicas.down_error()
 
     async def compile(self, steering: SteeringSpec) -> SteeringRef:
-        """Compile steering in the engine's process. References are kept; the weights are there."""
+        """Compile steering on one replica. References are kept; the weights are there. Other replicas compile it when
+        they get a request with it.
+        """
         with self._lock:
             found = self._compiled.get(steering.key)
             if found is not None:
                 self._compiled.move_to_end(steering.key)
                 return found
-        ref: SteeringRef = await asyncio.wrap_future(self._supervisor.call("compile", steering))
+        ref = await self._compile(steering)
         with self._lock:
             self._compiled[steering.key] = ref
             while len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
         return ref
 
+    async def _compile(self, steering: SteeringSpec) -> SteeringRef:
+        error: EngineDownError | None = None
+        for replica in sorted(self._replicas.up, key=lambda each: each.num_sequences):
+            try:
+                ref: SteeringRef = await asyncio.wrap_future(replica.supervisor.call("compile", steering))
+            except EngineDownError as down:
+                error = down
+            else:
+                self._router.note(replica, [steering_key(ref)])
+                return ref
+        raise error or self._replicas.down_error()
+
     def cancel(self, stream_id: str) -> None:
-        self._supervisor.cancel(stream_id)
-
-    def publish(self, events: list[tuple[str, Event]]) -> None:
-        self._streams.publish(events)
-
-    def note_death(self) -> None:
-        """Fail all sequences, because the process ended."""
-        self._streams.fail_all("server_error", "The engine failed.")
+        for each in self._replicas.all:
+            if stream_id in each.streams:
+                each.supervisor.cancel(stream_id)
 
     def is_busy(self, model: str) -> bool:
         """Return whether sequences of ``model`` are queued or running."""
-        return self._streams.is_busy(model)
+        return any(each.streams.is_busy(model) for each in self._replicas.all)
 
     def start(self) -> None:
-        self._supervisor.start()
+        self._replicas.start()
 
     def stats(self) -> EngineStats:
-        return self._supervisor.stats()
+        return self._replicas.stats()
 
     def settings(self) -> dict[str, object]:
         return dataclasses.asdict(self._config)
 
     def stop(self, drain_s: float) -> None:
-        self._supervisor.stop(drain_s)
+        self._replicas.stop(drain_s)
+
+
+def _best(
+    refusals: Sequence[EngineDownError | ModelNotAttachedError | QueueFullError],
+) -> EngineDownError | ModelNotAttachedError | QueueFullError | None:
+    """Return the refusal that tells the client most: that of the queue which is free first, if queues are full."""
+    full = [each for each in refusals if isinstance(each, QueueFullError)]
+    if full:
+        return min(full, key=lambda each: each.retry_after_s)
+    return refusals[0] if refusals else None
 
 
 class ProcessModels:
-    """The models in the engine's process, for the registry: its engine, its loading and its measure of memory."""
+    """The models in the engine's processes, for the registry: its engine, its loading and its measure of memory.
 
-    def __init__(self, supervisor: EngineSupervisor) -> None:
-        self._supervisor = supervisor
-        self._attached: set[str] = set()
+    The registry plans for one replica. Each has an equal part of the memory of a device that it shares with others.
+    """
 
-    def take_lost(self) -> frozenset[str]:
-        """Return the models that were attached to a process that has ended, once."""
-        lost, self._attached = frozenset(self._attached), set()
-        return lost
+    def __init__(self, replicas: ReplicaSet) -> None:
+        self._replicas = replicas
+        self._specs: dict[str, ModelSpec] = {}
 
     @property
     def loading(self) -> ModelLoading:
@@ -125,60 +137,64 @@ class ProcessModels:
         )
 
     def attach(self, loaded: LoadedFacts, kv_bytes: int) -> Future[None]:
-        done: Future[None] = self._supervisor.call("attach", loaded.name, kv_bytes)
-        done.add_done_callback(lambda ended: self._note_attached(loaded.name, ended))
-        return done
+        self._replicas.attach(self._specs[loaded.name], kv_bytes)
+        return _done()
 
-    def detach(self, name: str) -> Future[object]:
-        self._attached.discard(name)
-        return self._supervisor.call("detach", name)
-
-    def _note_attached(self, name: str, ended: Future[None]) -> None:
-        if ended.exception() is None:
-            self._attached.add(name)
+    def detach(self, name: str) -> Future[Any]:
+        self._replicas.detach(name)
+        return _done()
 
     def measure(self, device: str) -> DeviceMemory:
-        memory: DeviceMemory = self._supervisor.call_when_up("measure", device)
-        return memory
+        """Return the memory of one replica: that of the device with least of it, divided among its replicas."""
+        self._replicas.wait()
+        measures: list[DeviceMemory] = self._replicas.call_all("measure", device)
+        share = self._replicas.num_sharing(device)
+        return DeviceMemory(min(each.total for each in measures) // share, min(each.free for each in measures) // share)
 
     def _load(self, spec: ModelSpec) -> LoadedFacts:
-        facts: LoadedFacts = self._supervisor.call_when_up("load", spec)
-        return facts
+        self._specs[spec.name] = spec
+        return self._replicas.load(spec)
 
     def _estimate(self, spec: ModelSpec) -> MemoryEstimate:
-        estimate: MemoryEstimate = self._supervisor.call_when_up("estimate", spec)
+        estimate: MemoryEstimate = self._replicas.call_any("estimate", spec)
         return estimate
 
     def _device_of(self, spec: ModelSpec) -> str:
-        device: str = self._supervisor.call_when_up("device_of", spec)
+        device: str = self._replicas.call_any("device_of", spec)
         return device
 
     def _release(self, loaded: LoadedFacts) -> None:
-        with suppress(EngineDownError):  # the memory of a process that ended is free
-            self._supervisor.call("release", loaded.name).result()
+        self._replicas.release(loaded.name)
 
     def _free_unused(self) -> None:
         with suppress(EngineDownError):
-            self._supervisor.call("free_unused").result()
+            self._replicas.call_all("free_unused")
 
 
 class ProcessSAEs:
-    """The SAEs in the engine's process. Implements :class:`inference.steering_refs.LoadedSAEs`."""
+    """The SAEs in the engine's processes. Implements :class:`inference.steering_refs.LoadedSAEs`."""
 
-    def __init__(self, supervisor: EngineSupervisor) -> None:
-        self._supervisor = supervisor
+    def __init__(self, replicas: ReplicaSet) -> None:
+        self._replicas = replicas
 
     def load_sae(self, source: SAESource) -> None:
-        self._supervisor.call("load_sae", source).result()
+        self._replicas.call_all("load_sae", source)
 
     def unload_sae(self, checksum: str) -> None:
         """Free an SAE there, and the copy that jobs and pages of this process have loaded."""
         runtime.get(STEERING_COMPILER).unload_sae(checksum)
-        self._supervisor.call("unload_sae", checksum).result()
+        self._replicas.call_all("unload_sae", checksum)
 
     def loaded_bytes(self, checksum: str) -> int | None:
+        """Return the memory of the SAE on a replica that has loaded it."""
         try:
-            num_bytes: int | None = self._supervisor.call("loaded_bytes", checksum).result()
+            sizes: list[int | None] = self._replicas.call_all("loaded_bytes", checksum)
         except EngineDownError:
             return None
-        return num_bytes
+        return max((size for size in sizes if size is not None), default=None)
+
+
+def _done() -> Future[None]:
+    done: Future[None] = Future()
+    done.set_result(None)
+    return done

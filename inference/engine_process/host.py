@@ -202,12 +202,17 @@ def facts_of(loaded: LoadedModel) -> LoadedFacts:
     )
 
 
+def serve(connection: socket.socket) -> None:
+    """Serve the connection until it ends."""
+    gc.freeze()  # as in the server: a full collection would stop all streams
+    config = EngineConfig(**settings.MILLM_ENGINE_OPTIONS)
+    EngineHost(Channel(connection), config, settings.MILLM_ENGINE_STALL_SECONDS).run()
+
+
 def main(descriptor: int) -> None:
     """Serve the connection until it ends, and end the process."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # they are for the server, which closes the connection
-    gc.freeze()  # as in the server: a full collection would stop all streams
-    channel = Channel(socket.socket(fileno=descriptor))
-    EngineHost(channel, EngineConfig(**settings.MILLM_ENGINE_OPTIONS), settings.MILLM_ENGINE_STALL_SECONDS).run()
+    serve(socket.socket(fileno=descriptor))
     logging.shutdown()
     os._exit(0)  # the engine may still compute for nobody

@@ -1,30 +1,23 @@
-"""Start the engine's process, call it, and start it again when it ends."""
+"""Start an engine process, call it, and start it again when it ends. One supervisor has one process at a time."""
 
 from __future__ import annotations
 
 import itertools
 import logging
-import os
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from inference.engine.errors import EngineDownError
 from inference.engine.messages import Event
 from inference.engine.stats import EngineStats
-from inference.engine_process.channel import Call, CancelStream, Channel, Events, Message, Refusal, Reply, Status
+from inference.engine_process.channel import Call, CancelStream, Events, Message, Refusal, Reply, Status
+from inference.engine_process.launcher import Launched, Launcher, LaunchError, LocalLauncher
 
 logger = logging.getLogger(__name__)
-COMMAND = (sys.executable, "-m", "inference.engine_process")
-ROOT = Path(__file__).resolve().parents[2]
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0  # before a restart; it doubles if the process does not live long
 HEALTHY_S = 300.0
 POLL_S = 0.1
@@ -32,15 +25,8 @@ START_S = 180.0  # that a call waits for the process to start
 END_S = 15.0  # for the process to end after its connection is closed
 GRACE_S = 5.0  # for a report that is late
 OnEvents = Callable[[list[tuple[str, Event]]], None]
-OnDeath = Callable[[], None]
+OnChange = Callable[[], None]
 STARTING = EngineStats(state="starting", error="The engine process is starting.")
-
-
-@dataclass(frozen=True, slots=True)
-class _Running:
-    process: subprocess.Popen[bytes]
-    channel: Channel
-    started_at: float
 
 
 class EngineSupervisor:
@@ -48,18 +34,19 @@ class EngineSupervisor:
 
     def __init__(
         self,
+        launcher: Launcher | None = None,
         *,
         stall_s: float,
-        command: tuple[str, ...] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._on_events: OnEvents = lambda deliveries: None
-        self._on_death: OnDeath = lambda: None
+        self._on_death: OnChange = lambda: None
+        self._on_start: OnChange = lambda: None
+        self._launcher = launcher or LocalLauncher()
         self._stall_s = stall_s
-        self._command = command or COMMAND
         self._clock = clock
         self._lock = threading.Lock()  # guards the process and its calls
-        self._running: _Running | None = None
+        self._running: Launched | None = None
         self._calls: dict[int, Future[Any]] = {}
         self._ids = itertools.count()
         self._stats = STARTING
@@ -73,20 +60,54 @@ class EngineSupervisor:
     def pid(self) -> int | None:
         """The id of the process, or None if there is none."""
         running = self._running
-        return None if running is None else running.process.pid
+        return None if running is None else running.pid
+
+    @property
+    def place(self) -> str:
+        """Where the process runs, for people; empty if there is none."""
+        running = self._running
+        return "" if running is None else running.place
+
+    @property
+    def device(self) -> tuple[str, str] | None:
+        """The machine and the GPUs that the process sees, or None if there is no process."""
+        running = self._running
+        return None if running is None else running.device
+
+    @property
+    def is_up(self) -> bool:
+        """Whether calls reach the engine."""
+        return self._is_up.is_set() and not self._is_over.is_set()
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether the process may report for the first time soon: it does not end at each start."""
+        return not (self._is_up.is_set() or self._cannot_start or self._is_over.is_set())
+
+    @property
+    def restarts(self) -> int:
+        """The number of processes that ended and were replaced."""
+        return self._restarts
 
     @property
     def num_calls(self) -> int:
         """The number of calls without an answer."""
         return len(self._calls)
 
-    def listen(self, on_events: OnEvents, on_death: OnDeath) -> None:
-        """Set what is called, on the supervisor's thread. ``on_death``: after each end of the process."""
-        self._on_events, self._on_death = on_events, on_death
+    def listen(self, on_events: OnEvents, on_death: OnChange, on_start: OnChange = lambda: None) -> None:
+        """Set what is called, on the supervisor's thread. ``on_death``: after each end of the process; ``on_start``:
+        when a process accepts calls.
+        """
+        self._on_events, self._on_death, self._on_start = on_events, on_death, on_start
 
     def start(self) -> None:
         """Start the process and return at once."""
         self._thread.start()
+
+    @property
+    def reported(self) -> EngineStats:
+        """What the engine last reported, about its own process."""
+        return self._stats
 
     def stats(self) -> EngineStats:
         """Return what the engine last reported. Its restarts include those of the process."""
@@ -125,6 +146,7 @@ class EngineSupervisor:
     def stop(self, drain_s: float) -> None:
         """Let running sequences finish for ``drain_s``, then end the process. Idempotent."""
         self._is_over.set()
+        self._launcher.close()
         drained = self.call("stop", drain_s)
         try:
             drained.result(drain_s + END_S)
@@ -141,36 +163,31 @@ class EngineSupervisor:
         """Run one process after another until stopped."""
         pause_s = FIRST_PAUSE_S / 2
         while not self._is_over.is_set():
-            running = self._start()
-            self._read(running)
-            how = self._end(running)
+            begun_at = self._clock()
+            how = self._run_once()
             if self._is_over.is_set():
                 return
-            lived_s = self._clock() - running.started_at
+            lived_s = self._clock() - begun_at
             pause_s = FIRST_PAUSE_S if lived_s > HEALTHY_S else min(2 * pause_s, LONGEST_PAUSE_S)
             self._restarts += 1
             logger.error("The engine process ended with %s. It starts again in %g s.", how, pause_s)
             self._is_over.wait(pause_s)
 
-    def _start(self) -> _Running:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = subprocess.Popen(  # noqa: S603 - ourselves
-                [*self._command, str(theirs.fileno())],
-                cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                process_group=0,  # Ctrl-C is for the server; in its session, or niceness would not count between them
-            )
-        running = _Running(process, Channel(ours), self._clock())
+    def _run_once(self) -> str:
+        """Run a process until it ends. Return how it ended."""
+        try:
+            running = self._launcher.launch()
+        except LaunchError as error:
+            self._note_end(str(error))
+            return str(error)
         with self._lock:
             self._running = running
             if self._is_over.is_set():  # stop() has not seen it
                 running.channel.close()
-        return running
+        self._read(running)
+        return self._end(running)
 
-    def _read(self, running: _Running) -> None:
+    def _read(self, running: Launched) -> None:
         """Handle messages until the process ends. Kill it if it is silent for too long."""
         is_late = False
         while True:
@@ -182,12 +199,12 @@ class EngineSupervisor:
             except TimeoutError:
                 if is_late:
                     logger.error("The engine process has been silent for %g s and is killed.", patience_s)
-                    running.process.kill()
+                    running.kill()
                 is_late = True  # it may only be late, if this process was itself suspended
                 continue
             except Exception:
                 logger.exception("A message of the engine process cannot be read; the process is killed.")
-                running.process.kill()
+                running.kill()
                 continue
             is_late = False
             try:
@@ -202,7 +219,9 @@ class EngineSupervisor:
             case Status():
                 self._stats = message.stats
                 self._cannot_start = False
-                self._is_up.set()
+                if not self._is_up.is_set():
+                    self._is_up.set()
+                    self._on_start()
             case Reply():
                 self._settle(message.id, lambda done: done.set_result(message.value))
             case Refusal():
@@ -214,15 +233,17 @@ class EngineSupervisor:
         if done is not None and done.set_running_or_notify_cancel():
             act(done)
 
-    def _end(self, running: _Running) -> str:
+    def _end(self, running: Launched) -> str:
         """Reap the process, and fail its calls. Return how it ended."""
         running.channel.close()
-        try:
-            code = running.process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            running.process.kill()
-            code = running.process.wait()
-        how = _describe(code)
+        how = running.wait(END_S)
+        if how is None:
+            running.kill()
+            how = running.wait(None) or "an unknown end"
+        self._note_end(how)
+        return how
+
+    def _note_end(self, how: str) -> None:
         with self._lock:
             self._cannot_start = not self._is_up.is_set()
             self._is_up.clear()
@@ -233,14 +254,6 @@ class EngineSupervisor:
         if not self._is_over.is_set():
             self._stats = EngineStats(state="starting", error=f"The engine process ended with {how} and starts again.")
         self._on_death()
-        return how
-
-
-def _describe(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    name = signal.Signals(-code).name
-    return f"{name} (the system ends processes that use too much memory)" if name == "SIGKILL" else name
 
 
 def _fail(calls: Iterable[Future[Any]], error: EngineDownError) -> None:

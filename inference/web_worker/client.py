@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -18,17 +20,19 @@ from core.runtime import runtime
 from core.snapshots import Snapshot
 from inference.client import EngineDownError
 from inference.engine.config import EngineConfig
+from inference.engine.messages import Request
 from inference.engine.stats import EngineStats
 from inference.engine_process.channel import CancelStream, Events, Message, Status
-from inference.engine_process.client import ProcessEngineClient
+from inference.engine_process.client import MAX_COMPILED
 from inference.engine_process.supervisor import STARTING
+from inference.event_stream import LocalEventStream, OpenStreams
 from inference.models import LanguageModel
 from inference.registry.loads import RETRY_LOADING_AFTER_S, LoadStatus
 from inference.registry.memory_plan import MemoryPlan
 from inference.registry.model_card import Card, MediaCard, ModelCard, ModelNotReadyError
 from inference.registry.records import ModelRecord, ModelTable, model_table
 from inference.registry.registry import ModelRegistry
-from inference.steering_refs import STEERING_COMPILER, SAESource
+from inference.steering_refs import STEERING_COMPILER, SAESource, SteeringRef, SteeringSpec
 from inference.web_worker.link import GONE, Link
 
 SILENCE_S = 15.0  # without a report, after which the main process counts as stuck
@@ -38,7 +42,7 @@ MAX_FETCHES = 3  # of a model that is unloaded again and again
 
 
 class WorkerEngine:
-    """The engine behind the link, as :class:`ProcessEngineClient` uses one. Thread-safe."""
+    """The engine behind the link, as :class:`WorkerEngineClient` uses it. Thread-safe."""
 
     def __init__(self, link: Link, clock: Callable[[], float] = time.monotonic) -> None:
         self._link = link
@@ -77,18 +81,63 @@ class WorkerEngine:
         self._is_stopped = True
 
 
-class WorkerEngineClient(ProcessEngineClient):
-    """Implements :class:`inference.client.EngineClient` for a web worker."""
+class WorkerEngineClient:
+    """Implements :class:`inference.client.EngineClient` for a web worker. Events arrive on the link's thread."""
 
     def __init__(self, engine: WorkerEngine) -> None:
-        super().__init__(engine, EngineConfig(**settings.MILLM_ENGINE_OPTIONS))
         self._engine = engine
+        self._config = EngineConfig(**settings.MILLM_ENGINE_OPTIONS)
+        self._streams = OpenStreams(self.cancel)
+        self._compiled: OrderedDict[Hashable, SteeringRef] = OrderedDict()
+        self._lock = threading.Lock()
+
+    async def submit(self, requests: Sequence[Request]) -> LocalEventStream:
+        """Accept all requests or none. See :class:`inference.client.EngineClient`."""
+        stream = self._streams.open(requests)
+        try:
+            await asyncio.wrap_future(self._engine.call("submit", tuple(requests), stream.id))
+        except BaseException as error:
+            self._streams.forget(stream)
+            if isinstance(error, asyncio.CancelledError):
+                self.cancel(stream.id)
+            raise
+        return stream
+
+    async def compile(self, steering: SteeringSpec) -> SteeringRef:
+        """Compile steering in the main process. References are kept; the weights are there."""
+        with self._lock:
+            found = self._compiled.get(steering.key)
+            if found is not None:
+                self._compiled.move_to_end(steering.key)
+                return found
+        ref: SteeringRef = await asyncio.wrap_future(self._engine.call("compile", steering))
+        with self._lock:
+            self._compiled[steering.key] = ref
+            while len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        return ref
+
+    def cancel(self, stream_id: str) -> None:
+        self._engine.cancel(stream_id)
+
+    def is_busy(self, model: str) -> bool:
+        """Return whether sequences of ``model`` from this worker are queued or running."""
+        return self._streams.is_busy(model)
+
+    def start(self) -> None:
+        """Do nothing: the main process runs the engine."""
+
+    def stats(self) -> EngineStats:
+        return self._engine.stats()
+
+    def settings(self) -> dict[str, object]:
+        return dataclasses.asdict(self._config)
 
     def take(self, message: Message) -> bool:
         """Take events or a report from the link. Return False for another message."""
         match message:
             case Events():
-                self.publish(message.deliveries)
+                self._streams.publish(message.deliveries)
             case Status():
                 self._engine.note(message.stats)
             case _:
@@ -97,7 +146,7 @@ class WorkerEngineClient(ProcessEngineClient):
 
     def stop(self, drain_s: float) -> None:
         """Fail what still runs; see :meth:`WorkerEngine.stop`."""
-        super().stop(drain_s)
+        self._engine.stop(drain_s)
         for stream_id in self._streams.ids():
             self._engine.cancel(stream_id)
         self._streams.fail_all("engine_shutdown", "The server is shutting down.")

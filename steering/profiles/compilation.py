@@ -125,7 +125,11 @@ class ProfileCompiler:
 
     def _keep(self, spec: SteeringSpec, intervention: Intervention) -> CompiledSteering:
         ref = SteeringRef(
-            intervention.fingerprint, spec, intervention.required_segments, intervention.depends_on_segments
+            intervention.fingerprint,
+            spec,
+            intervention.required_segments,
+            intervention.depends_on_segments,
+            intervention.program("prompt"),
         )
         compiled = CompiledSteering(ref, intervention)
         checksums = frozenset(source.checksum for version in spec.versions for source in version.saes)

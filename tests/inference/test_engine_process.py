@@ -45,6 +45,8 @@ from inference.engine.models.loader import load_model
 from inference.engine.stats import EngineStats
 from inference.engine_process.channel import Call, Events, Refusal, Reply, Status, packed, unpacked
 from inference.engine_process.client import ProcessEngineClient, ProcessModels
+from inference.engine_process.launcher import LocalLauncher
+from inference.engine_process.replicas import ReplicaSet
 from inference.engine_process.supervisor import EngineSupervisor
 from inference.event_stream import OpenStreams
 from inference.interventions import Site
@@ -142,17 +144,17 @@ class Engine:
     """An engine process with a tiny model, without a registry."""
 
     def __init__(self, model_dir: Path, **options: Any) -> None:
-        self.supervisor = EngineSupervisor(**{"stall_s": 60.0} | options)
-        self.client = ProcessEngineClient(self.supervisor, CONFIG)
-        self.models = ProcessModels(self.supervisor)
+        self.replicas = ReplicaSet(lambda number: LocalLauncher(), **{"stall_s": 60.0} | options)
+        self.client = ProcessEngineClient(self.replicas, CONFIG)
+        self.models = ProcessModels(self.replicas)
         self.lost: list[frozenset[str]] = []
         self.spec = ModelSpec("tiny", model_dir, dtype="float32", device="cpu")
-        self.supervisor.listen(self.client.publish, self.note_death)
+        self.replicas.listen(self.lost.append)
         self.client.start()
 
-    def note_death(self) -> None:
-        self.client.note_death()
-        self.lost.append(self.models.take_lost())
+    @property
+    def supervisor(self) -> EngineSupervisor:
+        return self.replicas.all[0].supervisor
 
     def load(self) -> LoadedFacts:
         facts = self.models.loading.load(self.spec)
@@ -301,7 +303,7 @@ class TestProcess:
 
 
 def test_one_that_cannot_start_is_tried_again_and_loads_do_not_wait_for_it() -> None:
-    supervisor = EngineSupervisor(stall_s=60, command=(sys.executable, "-c", "raise SystemExit(3)"))
+    supervisor = EngineSupervisor(LocalLauncher((sys.executable, "-c", "raise SystemExit(3)")), stall_s=60)
     supervisor.start()
     try:
         with pytest.raises(EngineDownError, match="The engine process ended with exit code 3 and starts again"):
@@ -316,7 +318,7 @@ def test_one_that_cannot_start_is_tried_again_and_loads_do_not_wait_for_it() -> 
 def test_one_whose_messages_cannot_be_read_is_replaced() -> None:
     program = "import sys, time; from multiprocessing.connection import Connection as C; "
     program += "C(int(sys.argv[1])).send_bytes(b'O' + bytes(9)); time.sleep(600)"
-    supervisor = EngineSupervisor(stall_s=60, command=(sys.executable, "-c", program))
+    supervisor = EngineSupervisor(LocalLauncher((sys.executable, "-c", program)), stall_s=60)
     supervisor.start()
     try:
         assert eventually(lambda: supervisor.stats().restarts >= 1)

@@ -19,10 +19,10 @@ from django.core.management import execute_from_command_line
 def main() -> None:
     os.environ["DJANGO_SETTINGS_MODULE"] = "millm_site.settings"
     if os.environ.get("MILLM_ENGINE") == "process":
-        from inference.engine_process import supervisor
+        from inference.engine_process import launcher
 
         os.environ["FAULT"] = sys.argv[1]
-        supervisor.COMMAND = (sys.executable, "-m", "tests.platform.faulty_engine")
+        launcher.COMMAND = (sys.executable, "-m", "tests.platform.faulty_engine")
     else:
         install(sys.argv[1])
     execute_from_command_line(["manage.py", "serve", "--setup"])

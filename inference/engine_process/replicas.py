@@ -1,0 +1,463 @@
+"""The engine processes of a server: one, or several with the same models."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from inference.engine.errors import EngineDownError
+from inference.engine.messages import Request
+from inference.engine.models.facts import LoadedFacts, ModelSpec
+from inference.engine.stats import EngineStats, ModelStats, ReplicaStats, merged
+from inference.engine_process.launcher import Launcher
+from inference.engine_process.scaling import ScalingPolicy
+from inference.engine_process.supervisor import POLL_S, START_S, EngineSupervisor
+from inference.event_stream import LocalEventStream, OpenStreams
+
+logger = logging.getLogger(__name__)
+TICK_S = 0.5
+RETRY_S = 30.0  # until a model that one replica could not load is tried there again
+OTHERS_S = 30.0  # that the first load waits for the other replicas once one has started
+DEFAULT_CAPACITY = 16
+T = TypeVar("T")
+OnLost = Callable[[frozenset[str]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class WantedModel:
+    """A model that all replicas should have. ``kv_bytes``: the KV cache of each."""
+
+    spec: ModelSpec
+    kv_bytes: int
+
+
+class Replica:
+    """One engine process at a time, its streams and its models. Its models change on one thread, in turn."""
+
+    def __init__(self, number: int, supervisor: EngineSupervisor) -> None:
+        self.number = number
+        self.supervisor = supervisor
+        self.streams = OpenStreams(supervisor.cancel)
+        self.is_draining = False  # it finishes its sequences and gets no more
+        self.incarnation: Hashable = (number, 0)
+        self._lock = threading.Lock()
+        self._generation = 0
+        self._attached: frozenset[str] = frozenset()
+        self._retry_at: dict[str, float] = {}
+        self._catching_up: set[str] = set()
+        self._jobs = ThreadPoolExecutor(1, thread_name_prefix=f"engine-models-{number}")
+
+    @property
+    def is_up(self) -> bool:
+        return self.supervisor.is_up
+
+    @property
+    def is_catching_up(self) -> bool:
+        """Whether it is loading models that the other replicas have."""
+        return bool(self._catching_up)
+
+    @property
+    def attached(self) -> frozenset[str]:
+        """The models that requests can use here."""
+        return self._attached
+
+    @property
+    def num_sequences(self) -> int:
+        return self.streams.num_sequences
+
+    def capacity(self, model: str) -> int:
+        found = self._reported(model)
+        return DEFAULT_CAPACITY if found is None else found.limits.max_batch_size or DEFAULT_CAPACITY
+
+    def kv_used_ratio(self, model: str) -> float:
+        found = self._reported(model)
+        return 0.0 if found is None else found.kv_used_ratio
+
+    async def submit(self, requests: Sequence[Request]) -> LocalEventStream:
+        """Accept all requests or none. See :class:`inference.client.EngineClient`."""
+        stream = self.streams.open(requests)
+        try:
+            await asyncio.wrap_future(self.supervisor.call("submit", tuple(requests), stream.id))
+        except BaseException as error:
+            self.streams.forget(stream)
+            if isinstance(error, asyncio.CancelledError):
+                self.supervisor.cancel(stream.id)
+            raise
+        return stream
+
+    def run(self, job: Callable[[], T]) -> Future[T]:
+        """Run a job on the thread that changes the models."""
+        return self._jobs.submit(job)
+
+    def load(self, spec: ModelSpec) -> LoadedFacts:
+        facts: LoadedFacts = self.supervisor.call("load", spec).result()
+        return facts
+
+    def attach(self, name: str, kv_bytes: int) -> None:
+        generation = self._generation
+        self.supervisor.call("attach", name, kv_bytes).result()
+        with self._lock:
+            if generation == self._generation:  # otherwise the process has ended since
+                self._attached |= {name}
+
+    def has(self, name: str) -> bool:
+        """Whether it serves a model, or is about to."""
+        return name in self._attached or name in self._catching_up
+
+    def detach(self, name: str) -> None:
+        """Stop to serve a model, if it is served."""
+        with self._lock:
+            is_attached = name in self._attached
+            self._attached -= {name}
+        if is_attached:
+            self.supervisor.call("detach", name).result()
+
+    def release(self, name: str) -> None:
+        """Free a model that is not attached, if it is loaded. The memory of a process that ended is free."""
+        with suppress(EngineDownError):
+            self.supervisor.call("release", name).result()
+
+    def catch_up(self, name: str, find: Callable[[str], WantedModel | None]) -> None:
+        """Queue a model to be loaded that other replicas have, unless it is queued or failed recently. ``find`` returns
+        it as long as it is wanted.
+        """
+        with self._lock:
+            if name in self._catching_up or self._retry_at.get(name, 0.0) > time.monotonic():
+                return
+            self._catching_up.add(name)
+        try:
+            self._jobs.submit(self._catch_up, name, find)
+        except RuntimeError:  # the replica was stopped
+            self._catching_up.discard(name)
+
+    def note_death(self) -> frozenset[str]:
+        """Fail the sequences of a process that ended, and return the models that it had."""
+        with self._lock:
+            self._generation += 1
+            self.incarnation = (self.number, self._generation)
+            lost, self._attached = self._attached, frozenset()
+            self._retry_at.clear()
+        self.streams.fail_all("server_error", "The engine failed.")
+        return lost
+
+    def stats(self) -> ReplicaStats:
+        stats = self.supervisor.stats()
+        return ReplicaStats(
+            number=self.number,
+            state="draining" if self.is_draining and stats.is_up else stats.state,
+            place=self.supervisor.place,
+            running=stats.running,
+            waiting=stats.waiting,
+            models=stats.models,
+            restarts=stats.restarts,
+            error=stats.error,
+        )
+
+    def stop(self, drain_s: float) -> None:
+        self.supervisor.stop(drain_s)
+        self._jobs.shutdown(wait=False, cancel_futures=True)
+
+    def _reported(self, model: str) -> ModelStats | None:
+        return next((each for each in self.supervisor.reported.by_model if each.name == model), None)
+
+    def _catch_up(self, name: str, find: Callable[[str], WantedModel | None]) -> None:
+        try:
+            wanted = find(name)
+            if wanted is None or name in self._attached or not self.is_up:
+                return
+            self.load(wanted.spec)
+            try:
+                if find(name) is None:  # it was unloaded meanwhile
+                    self.release(name)
+                    return
+                self.attach(name, wanted.kv_bytes)
+            except BaseException:
+                self.release(name)
+                raise
+            logger.info("Replica %d has loaded %s.", self.number, name)
+        except Exception as error:  # noqa: BLE001 - the other replicas serve the model; it is tried again
+            logger.warning("Replica %d could not load %s: %s", self.number, name, error)
+            with self._lock:
+                self._retry_at[name] = time.monotonic() + RETRY_S
+        finally:
+            with self._lock:
+                self._catching_up.discard(name)
+
+
+class ReplicaSet:
+    """The replicas of a server. They all get the same models; one that starts again loads them again.
+
+    ``launcher`` returns what starts the replica of a number. Numbers of removed replicas are used again.
+    """
+
+    def __init__(
+        self,
+        launcher: Callable[[int], Launcher],
+        *,
+        stall_s: float,
+        least: int = 1,
+        most: int = 1,
+        patience_s: float = 10.0,
+    ) -> None:
+        self._launcher = launcher
+        self._stall_s = stall_s
+        self._on_lost: OnLost = lambda names: None
+        self._lock = threading.Lock()  # guards the replicas and the wanted models
+        self._wanted: dict[str, WantedModel] = {}
+        self._has_waited = False
+        self._removed_restarts = 0
+        self._policy = ScalingPolicy(least, max(least, most), patience_s)
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="engine-replicas", daemon=True)
+        self.all: tuple[Replica, ...] = ()
+        for _ in range(least):
+            self._add()
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is never more than one replica."""
+        return self._policy.most == 1
+
+    @property
+    def most(self) -> int:
+        """The maximum number of replicas."""
+        return self._policy.most
+
+    @property
+    def up(self) -> list[Replica]:
+        """The replicas that can be called and are not going to be removed."""
+        return [each for each in self.all if each.is_up and not each.is_draining]
+
+    def listen(self, on_lost: OnLost) -> None:
+        """Set what is called with the models that no replica has any more, because the last one that had them ended."""
+        self._on_lost = on_lost
+
+    def start(self) -> None:
+        """Start all processes and return at once."""
+        for each in self.all:
+            each.supervisor.start()
+        if not self.is_single:
+            self._thread.start()
+
+    def stop(self, drain_s: float) -> None:
+        """Let running sequences finish for ``drain_s``, then end all processes. Idempotent."""
+        self._is_over.set()
+        stops = [threading.Thread(target=each.stop, args=(drain_s,), daemon=True) for each in self.all]
+        for stop in stops:
+            stop.start()
+        for stop in stops:
+            stop.join()
+
+    def candidates(self, model: str) -> list[Replica]:
+        """Return the replicas that can run requests for a model; those that could say why not, if none can."""
+        up = self.up
+        having = [each for each in up if model in each.attached]
+        working = [each for each in having if each.supervisor.reported.is_up]
+        return working or having or up
+
+    def stats(self) -> EngineStats:
+        replicas = self.all
+        if self.is_single:
+            return replicas[0].supervisor.stats()
+        stats = merged([each.supervisor.stats() for each in replicas])
+        return replace(
+            stats,
+            restarts=stats.restarts + self._removed_restarts,
+            replicas=tuple(each.stats() for each in replicas),
+        )
+
+    def kv_unwritten(self, model: str) -> int:
+        """Return the bytes of KV cache that a model has not allocated yet, of the replica with most of them."""
+        return max(each.supervisor.reported.kv_unwritten(model) for each in self.all)
+
+    def num_sharing(self, device: str) -> int:
+        """Return how many replicas will use the same device of that name, such as ``cpu`` or ``cuda:0``, at most: if
+        there may be more replicas than now, they are placed like those that there are.
+        """
+        found = [each.supervisor.device for each in self.all if each.is_up]
+        places = Counter(place and (place[0], "" if device == "cpu" else place[1]) for place in found)
+        return -(-max(places.values(), default=1) * self.most // max(1, places.total()))
+
+    def down_error(self) -> EngineDownError:
+        """Return why no replica can be called."""
+        stats = self.stats()
+        return EngineDownError(stats.error or f"The engine is {stats.state}.")
+
+    def call_any(self, method: str, *arguments: object) -> Any:
+        """Wait for a replica to start, and call it; call another one if it ends. Raise EngineDownError."""
+        self.wait()
+        error: EngineDownError | None = None
+        for each in self.up:
+            try:
+                return each.supervisor.call(method, *arguments).result()
+            except EngineDownError as down:
+                error = down
+        raise error or self.down_error()
+
+    def call_all(self, method: str, *arguments: object) -> list[Any]:
+        """Call all replicas at once, and return what those return that do not end meanwhile. Raise EngineDownError if
+        none is left, or what one of them raises.
+        """
+        return self._results([each.supervisor.call(method, *arguments) for each in self.up])
+
+    def load(self, spec: ModelSpec) -> LoadedFacts:
+        """Load a model on all replicas. Raise what one of them raises, and load it on none."""
+        self.wait()
+        replicas = self.up
+        loads = [each.run(partial(each.load, spec)) for each in replicas]
+        try:
+            return self._results(loads)[0]
+        except BaseException:
+            for each, load in zip(replicas, loads, strict=True):
+                if not load.cancelled() and load.exception() is None:
+                    each.run(partial(each.release, spec.name))
+            raise
+
+    def attach(self, spec: ModelSpec, kv_bytes: int) -> None:
+        """Serve a model that was loaded. Replicas that start later load it too."""
+        self._results([each.run(partial(each.attach, spec.name, kv_bytes)) for each in self.up])
+        with self._lock:
+            self._wanted[spec.name] = WantedModel(spec, kv_bytes)
+
+    def detach(self, name: str) -> None:
+        """Stop to serve a model. Raise what a replica raises, or EngineDownError if none is up."""
+        with self._lock:
+            wanted = self._wanted.pop(name, None)
+        up = [each for each in self.all if each.is_up]
+        try:
+            detaches = [each.run(partial(each.detach, name)) for each in up if each.has(name)]
+            if detaches or not up:
+                self._results(detaches)
+        except BaseException:
+            if wanted is not None:
+                with self._lock:
+                    self._wanted[name] = wanted
+            raise
+
+    def release(self, name: str) -> None:
+        """Free a model that was loaded and is not attached."""
+        for release in [each.run(partial(each.release, name)) for each in self.all if each.is_up]:
+            release.result()
+
+    def wait(self) -> None:
+        """Wait until a replica has started or all fail to; at first, for the others too, so that they load together."""
+        deadline = time.monotonic() + START_S
+        while not self.up and any(each.supervisor.is_starting for each in self.all) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        deadline = time.monotonic() + OTHERS_S
+        while not self._has_waited and self.up and time.monotonic() < deadline:
+            if not any(each.supervisor.is_starting for each in self.all):
+                break
+            time.sleep(POLL_S)
+        self._has_waited = self._has_waited or bool(self.up)
+
+    def catch_up(self, replica: Replica) -> None:
+        """Have a replica load the models that it lacks."""
+        if not replica.is_up or replica.is_draining:
+            return
+        for name in list(self._wanted):
+            if name not in replica.attached:
+                replica.catch_up(name, self._wanted.get)
+
+    def _results(self, futures: Sequence[Future[T]]) -> list[T]:
+        """Wait for all, and return the results of the replicas that did not end meanwhile. Raise the first other error,
+        or EngineDownError if there is no result.
+        """
+        results: list[T] = []
+        ends: list[EngineDownError] = []
+        errors: list[BaseException] = []
+        for future in futures:
+            try:
+                results.append(future.result())
+            except EngineDownError as error:
+                ends.append(error)
+            except BaseException as error:  # noqa: BLE001 - all must end before the first error is raised
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        if not results:
+            raise ends[0] if ends else self.down_error()
+        return results
+
+    def _add(self) -> Replica:
+        """Add a replica that is not started yet."""
+        taken = {each.number for each in self.all}
+        number = next(each for each in itertools.count() if each not in taken)
+        replica = Replica(number, EngineSupervisor(self._launcher(number), stall_s=self._stall_s))
+        replica.supervisor.listen(
+            replica.streams.publish, lambda: self._note_death(replica), lambda: self.catch_up(replica)
+        )
+        self.all = (*self.all, replica)
+        return replica
+
+    def _note_death(self, replica: Replica) -> None:
+        had = replica.note_death()
+        with self._lock:
+            lost = frozenset(name for name in had if not any(name in each.attached for each in self.all))
+            for name in lost:
+                self._wanted.pop(name, None)
+        if lost:
+            self._on_lost(lost)
+
+    def _keep(self) -> None:
+        """Keep the models on all replicas, and the number of replicas at what the load needs."""
+        while not self._is_over.wait(TICK_S):
+            try:
+                for each in self.all:
+                    self.catch_up(each)
+                self._scale()
+            except Exception:
+                logger.exception("The replicas could not be looked after.")
+
+    def _scale(self) -> None:
+        for each in self.all:
+            if each.is_draining and not each.num_sequences:
+                self._remove(each)
+        active = [each for each in self.all if not each.is_draining]
+        if any(each.supervisor.is_starting or each.is_catching_up for each in active):
+            return
+        reported = [each.supervisor.reported for each in active if each.is_up]
+        target = self._policy.decide(
+            time.monotonic(),
+            replicas=len(active),
+            waiting=sum(stats.waiting for stats in reported),
+            running=sum(stats.running for stats in reported),
+            capacity=sum(max((m.limits.max_batch_size for m in stats.by_model), default=0) for stats in reported),
+        )
+        if target > len(active):
+            self._grow()
+        elif target < len(active):
+            self._shrink(active)
+
+    def _grow(self) -> None:
+        leaving = next((each for each in self.all if each.is_draining), None)
+        if leaving is not None:
+            leaving.is_draining = False
+            return
+        replica = self._add()
+        logger.info("Replica %d is added, because requests wait.", replica.number)
+        replica.supervisor.start()
+
+    def _shrink(self, active: Sequence[Replica]) -> None:
+        """Drain the replica with the fewest sequences among those whose models others have."""
+        for each in sorted(active, key=lambda each: (each.num_sequences, -each.number)):
+            others = frozenset[str]().union(*(other.attached for other in active if other is not each))
+            if each.attached <= others:
+                logger.info("Replica %d is removed once its requests have finished.", each.number)
+                each.is_draining = True
+                return
+
+    def _remove(self, replica: Replica) -> None:
+        self.all = tuple(each for each in self.all if each is not replica)
+        self._removed_restarts += replica.supervisor.stats().restarts
+        threading.Thread(target=replica.stop, args=(0.0,), name="engine-stop", daemon=True).start()
