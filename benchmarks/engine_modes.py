@@ -1,4 +1,4 @@
-"""The engine as a thread and as a process, and several web workers, over HTTP: ``python -m benchmarks.engine_modes``.
+"""Kinds of engines and several web workers, over HTTP: ``python -m benchmarks.engine_modes``.
 
 One server of each kind runs, and they take turns. The model is tiny, so that the server's own work decides: what it
 costs to carry the events of 500 streams, and how long 8 streams wait while the server parses bodies of 8 MiB.
@@ -31,6 +31,7 @@ from benchmarks.workloads import Job, Workload, streams
 MODES = {  # settings by name
     "thread": {"MILLM_ENGINE": "thread"},
     "process": {"MILLM_ENGINE": "process"},
+    "2 processes": {"MILLM_ENGINE": "process", "MILLM_ENGINE_REPLICAS": "2"},
     "2 workers": {"MILLM_ENGINE": "thread", "MILLM_WORKERS": "2"},
     "4 workers": {"MILLM_ENGINE": "thread", "MILLM_WORKERS": "4"},
     "process and 4 workers": {"MILLM_ENGINE": "process", "MILLM_WORKERS": "4"},
@@ -44,7 +45,7 @@ class LightSubject(HttpSubject):
     """Reads streams with as little work as possible: the client must not be what is measured."""
 
     def peak_memory_mb(self) -> float | None:
-        """Return the memory of the server, its engine's process and its web workers together, now."""
+        """Return the memory of the server, its engine processes and its web workers together, now."""
         assert self.pid is not None
         server = psutil.Process(self.pid)
         return sum(process.memory_info().rss for process in (server, *server.children())) / 1e6

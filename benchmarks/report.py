@@ -37,6 +37,7 @@ TITLES = {
     "decoding": "One stream relative to memory bandwidth",
     "serve": "With and without HTTP",
     "engine_modes": "The engine as a thread and as a process",
+    "routing": "Simulated replicas",
     "engine": "Without HTTP",
     "steering": "Steering",
     "curve": "By number of streams",

@@ -29,6 +29,7 @@ LATELY = timedelta(days=1)
 SOON = timedelta(days=7)
 MAX_EACH = 3
 MIN_REQUESTS, MIN_ERROR_SHARE = 20, 0.05  # from which errors of an hour need attention
+SERVING = ("idle", "running", "draining")  # states of an engine process that needs no attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,11 @@ def _engine(user: User) -> Iterator[Notice]:
         return
     if not stats.is_up:
         yield Notice("bad", f"The engine is {stats.state}. {stats.error}".strip())
-    elif stats.restarts:
+        return
+    if stats.replicas and (down := [each for each in stats.replicas if each.state not in SERVING]):
+        text = f"{len(down)} of {len(stats.replicas)} engine processes do not serve requests. {down[0].error}".strip()
+        yield Notice("warn", text)
+    if stats.restarts:
         yield Notice(
             "warn",
             f"The engine crashed and was restarted {stats.restarts} time{pluralize(stats.restarts)}; see the log.",

@@ -155,11 +155,11 @@ def _replicas() -> ReplicaSet:
     if settings.MILLM_ENGINE == "process":
         return ReplicaSet(lambda number: LocalLauncher(environment=share_of_machine(number, most)), **options)
 
-    from inference.engine_process.ray_launcher import ActorResources, RayCluster, RayLauncher  # an extra
+    from inference.engine_process.ray_launcher import ActorPort, RayLauncher, RayOptions
 
-    cluster = RayCluster(settings.MILLM_RAY_ADDRESS, *settings.MILLM_RAY_LISTEN)
-    resources = ActorResources(settings.MILLM_RAY_CPUS, settings.MILLM_RAY_GPUS)
-    return ReplicaSet(lambda number: RayLauncher(cluster, resources), **options)
+    port = ActorPort(*settings.MILLM_RAY_LISTEN)
+    ray = RayOptions(settings.MILLM_RAY_ADDRESS, settings.MILLM_RAY_CPUS, settings.MILLM_RAY_GPUS)
+    return ReplicaSet(lambda number: RayLauncher(ray, port), close=port.close, **options)
 
 
 def _await_boot(booted: Future[None]) -> None:

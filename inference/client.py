@@ -1,6 +1,6 @@
 """The interface to the engine: submit requests, read their events, and cancel them by the id of the stream.
 
-The engine is a thread of this process (:class:`LocalEngineClient`) or a process of its own
+The engine is a thread of this process (:class:`LocalEngineClient`), or one process or several
 (:class:`inference.engine_process.client.ProcessEngineClient`): only requests, events and ids cross this interface, all
 of them plain data. Most callers need an :class:`inference.runs.Run`.
 """
@@ -46,7 +46,7 @@ from inference.engine.messages import (
     TokensEvent,
     Usage,
 )
-from inference.engine.stats import Distribution, EngineState, EngineStats, ModelStats
+from inference.engine.stats import Distribution, EngineState, EngineStats, ModelStats, ReplicaStats
 from inference.event_stream import MAX_EVENTS, SPARE_EVENTS, LocalEventStream, OpenStreams
 from inference.interventions import FeatureDecoder
 from inference.steering_refs import STEERING_COMPILER, CompiledSteering, SAERef, SteeringRef, SteeringSpec
@@ -81,6 +81,7 @@ __all__ = [
     "NotEnoughMemoryError",
     "PromptLogprobsEvent",
     "QueueFullError",
+    "ReplicaStats",
     "Request",
     "SamplingParams",
     "ScoresEvent",

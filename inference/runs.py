@@ -59,9 +59,16 @@ class SequenceFailedError(EngineError):
 
 
 def batch_size(client: EngineClient) -> int:
-    """Return how many sequences run at once: ``MILLM_MAX_BATCH_SIZE``, or what the loaded models' devices allow."""
+    """Return how many sequences of a model run at once on one engine: ``MILLM_MAX_BATCH_SIZE``, or what the loaded
+    models' devices allow.
+    """
     chosen = max((each.limits.max_batch_size for each in client.stats().by_model), default=0)
     return int(settings.MILLM_MAX_BATCH_SIZE) or chosen or SMALLEST_BATCH
+
+
+def total_batch_size(client: EngineClient) -> int:
+    """Return how many sequences of a model run at once on all engines together."""
+    return batch_size(client) * max((each.replicas for each in client.stats().by_model), default=1)
 
 
 class Run:

@@ -67,9 +67,13 @@ class LiveServer:
     @property
     def engine(self) -> psutil.Process:
         """The process that computes: the engine's, if it has one of its own."""
-        server = psutil.Process(self.pid)
-        own = [child for child in server.children() if child.cmdline()[2:3] != [] and "engine" in child.cmdline()[2]]
-        return own[0] if own else server
+        return (self.engines or [psutil.Process(self.pid)])[0]
+
+    @property
+    def engines(self) -> list[psutil.Process]:
+        """The engine processes of this machine, without Ray's."""
+        children = psutil.Process(self.pid).children()
+        return [child for child in children if child.cmdline()[2:3] != [] and "engine" in child.cmdline()[2]]
 
     def wait_for(self, pattern: str | re.Pattern[str], timeout_s: float = PATIENCE_S) -> re.Match[str]:
         """The first match in a line not looked at before; fails with the output when the process ends without it."""

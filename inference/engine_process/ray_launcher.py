@@ -1,145 +1,203 @@
-"""Have Ray place the engine's processes, as actors that connect to this server. Imports Ray, an extra."""
+"""Have Ray place the engine's processes, as actors that connect to this server. The server itself does not use Ray."""
 
 from __future__ import annotations
 
-import logging
+import json
 import os
+import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import ray
-from ray import cloudpickle
-
-from inference.engine_process import ray_actor
 from inference.engine_process.channel import Channel
 from inference.engine_process.handshake import Listener, Ticket
-from inference.engine_process.launcher import ROOT, LaunchError
+from inference.engine_process.launcher import ROOT, LaunchError, describe_exit
 
-logger = logging.getLogger(__name__)
+DRIVER = (sys.executable, "-m", "inference.engine_process.ray_driver")
 PROGRAM = "inference.engine_process.host"  # its ``serve`` runs in the actor
 POLL_S = 0.2
+JOIN_S = 60.0  # to connect to the cluster
 PLACE_S = 120.0  # that Ray has to find a place; then the launch fails, and is tried again later
 CONNECT_S = 120.0  # for the actor to import the engine and connect
-SENT_VARIABLES = ("MILLM_", "DJANGO_SETTINGS_MODULE", "HF_", "TRANSFORMERS_", "TORCH")
+LAST_LINE_S = 2.0
+SENT_VARIABLES: tuple[str, ...] = ("MILLM_", "DJANGO_SETTINGS_MODULE", "HF_", "TRANSFORMERS_", "TORCH")
 SECRET_ENDS = ("_SECRET", "_PASSWORD", "_KEY", "_TOKEN", "_DATABASE_URL")
 
 
 @dataclass(frozen=True, slots=True)
-class ActorResources:
-    """What Ray reserves for each engine process."""
+class RayOptions:
+    """The address of the cluster, as Ray names it, and what Ray reserves for each engine process."""
 
+    address: str
     cpus: float = 1.0
     gpus: float = 0.0
 
 
-class RayCluster:
-    """The connection to a Ray cluster, made by the first launch, and the listener to which actors connect."""
+class ActorPort:
+    """Where the actors of all replicas connect: opened by the first launch. Thread-safe."""
 
-    def __init__(self, address: str, host: str = "", port: int = 0) -> None:
-        self._address = address
+    def __init__(self, host: str = "", port: int = 0) -> None:
         self._host, self._port = host, port
         self._lock = threading.Lock()
         self._listener: Listener | None = None
 
-    def listener(self) -> Listener:
-        """Connect to Ray and listen, unless this was done. Raise LaunchError."""
+    def listener(self, default_host: str) -> Listener:
+        """Listen, on ``default_host`` if no host was chosen. Raise LaunchError."""
         with self._lock:
             if self._listener is None:
-                self._listener = self._connect()
+                host = self._host or default_host
+                try:
+                    self._listener = Listener(host, self._port)
+                except OSError as error:
+                    raise LaunchError(f"no connection: {host}:{self._port} cannot be listened on: {error}") from error
             return self._listener
 
-    def _connect(self) -> Listener:
-        try:
-            if not ray.is_initialized():
-                # Not on the main thread, so that Ray does not replace the server's handler of SIGTERM.
-                ray.init(address=self._address, configure_logging=False, log_to_driver=True)
-            host = self._host or str(ray.util.get_node_ip_address())
-            cloudpickle.register_pickle_by_value(ray_actor)
-            return Listener(host, self._port)
-        except Exception as error:
-            raise LaunchError(f"no connection to Ray at {self._address}: {_first_line(error)}") from error
+    def close(self) -> None:
+        """Close it. A later launch opens it again."""
+        with self._lock:
+            if self._listener is not None:
+                self._listener.close()
+                self._listener = None
 
 
 class RayLauncher:
-    """Starts an engine process as a Ray actor."""
+    """Starts an engine process as a Ray actor, through a program that waits for it."""
 
-    def __init__(self, cluster: RayCluster, resources: ActorResources) -> None:
-        self._cluster = cluster
-        self._resources = resources
+    def __init__(self, options: RayOptions, port: ActorPort) -> None:
+        self._options = options
+        self._port = port
         self._is_closed = threading.Event()
 
     def launch(self) -> RayProcess:
-        listener = self._cluster.listener()
-        ticket = listener.expect()
+        driver = _Driver()
         try:
-            return self._launch(listener, ticket)
-        finally:
-            listener.forget(ticket)
+            return self._launch(driver)
+        except BaseException:
+            driver.kill()
+            raise
 
     def close(self) -> None:
         self._is_closed.set()
 
-    def _launch(self, listener: Listener, ticket: Ticket) -> RayProcess:
-        options: dict[str, Any] = {"num_cpus": self._resources.cpus, "num_gpus": self._resources.gpus}
-        actor = ray.remote(ray_actor.EngineActor).options(**options, max_restarts=0, max_concurrency=1).remote()
+    def _launch(self, driver: _Driver) -> RayProcess:
+        options = self._options
+        driver.tell(
+            address=options.address,
+            cpus=options.cpus,
+            gpus=options.gpus,
+            root=str(ROOT),
+            environment=sent_variables(os.environ),
+            program=PROGRAM,
+        )
+        joined = self._await(driver.poll, JOIN_S, f"no connection to Ray at {options.address}")
+        listener = self._port.listener(joined["host"])
+        ticket = listener.expect()
         try:
-            placed = actor.prepare.remote(str(ROOT), sent_variables(os.environ))
-            self._wait(lambda: bool(ray.wait([placed], timeout=POLL_S)[0]), PLACE_S, "Ray found no place for it")
-            node, pid, gpus = ray.get(placed)
-            done = actor.serve.remote(PROGRAM, astuple(ticket))
-            connection = None
+            driver.tell(host=ticket.host, port=ticket.port, name=ticket.name.hex(), key=ticket.key.hex())
+            place = self._await(driver.poll, PLACE_S, "Ray found no place for it")
+            connection = self._await(
+                lambda: self._connection(driver, listener, ticket),
+                CONNECT_S,
+                f"it did not connect to {ticket.host}:{ticket.port}",
+            )
+        finally:
+            listener.forget(ticket)
+        return RayProcess(driver, Channel(connection), place)
 
-            def has_come() -> bool:
-                nonlocal connection
-                connection = listener.take(ticket, POLL_S)
-                return connection is not None or bool(ray.wait([done], timeout=0)[0])
+    def _connection(self, driver: _Driver, listener: Listener, ticket: Ticket) -> socket.socket | None:
+        connection = listener.take(ticket, POLL_S)
+        if connection is None:
+            driver.poll(0.0)  # raises if the actor has ended
+        return connection
 
-            self._wait(has_come, CONNECT_S, f"it did not connect to {ticket.host}:{ticket.port}")
-            if connection is None:
-                ray.get(done)
-                raise LaunchError("the end of its actor")
-        except BaseException as error:
-            ray.kill(actor)
-            if isinstance(error, LaunchError) or not isinstance(error, Exception):
-                raise
-            raise LaunchError(_first_line(error)) from error
-        return RayProcess(actor, done, Channel(connection), node, pid, gpus)
-
-    def _wait(self, holds: Any, timeout_s: float, failure: str) -> None:
+    def _await(self, poll: Callable[[], Any], timeout_s: float, failure: str) -> Any:
+        """Return what ``poll`` returns, once it is something."""
         deadline = time.monotonic() + timeout_s
-        while not holds():
+        while not (found := poll()):
             if self._is_closed.is_set():
                 raise LaunchError("the server's end")
             if time.monotonic() > deadline:
                 raise LaunchError(f"no start: {failure} within {timeout_s:g} s")
+        return found
+
+
+class _Driver:
+    """The program that has Ray run one engine process, and the lines that it writes."""
+
+    def __init__(self) -> None:
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(  # noqa: S603 - ourselves
+                [*DRIVER, str(theirs.fileno())],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                process_group=0,  # Ctrl-C is for the server
+            )
+        self._received = b""
+
+    def tell(self, **message: object) -> None:
+        try:
+            self._control.sendall((json.dumps(message) + "\n").encode())
+        except OSError as error:
+            raise LaunchError(f"the end of its Ray driver: {error}") from error
+
+    def poll(self, timeout_s: float = POLL_S) -> dict[str, Any] | None:
+        """Return the next line, or None if there is none yet. Raise LaunchError if it is the last one."""
+        while b"\n" not in self._received:
+            self._control.settimeout(max(timeout_s, 0.001))
+            try:
+                data = self._control.recv(2**16)
+            except TimeoutError:
+                return None
+            except OSError:
+                data = b""
+            if not data:
+                raise LaunchError(f"the end of its Ray driver: {describe_exit(self.process.wait())}")
+            self._received += data
+        line, _, self._received = self._received.partition(b"\n")
+        message: dict[str, Any] = json.loads(line)
+        if "end" in message:
+            raise LaunchError(f"the end of its Ray actor: {message['end']}".removesuffix(": "))
+        return message
+
+    def kill(self) -> None:
+        """End the program, and with it the actor."""
+        self.process.kill()
+        self.process.wait()
+        self._control.close()
 
 
 class RayProcess:
     """An engine process that runs as a Ray actor."""
 
-    def __init__(self, actor: Any, done: Any, channel: Channel, node: str, pid: int, gpus: str) -> None:
-        self._actor = actor
-        self._done = done
+    def __init__(self, driver: _Driver, channel: Channel, place: Mapping[str, Any]) -> None:
+        self._driver = driver
         self.channel = channel
-        self.pid = pid
-        self.device = (node, gpus)
-        self.place = f"{node}, process {pid}" + (f", GPU {gpus}" if gpus else "")
+        self.pid: int = place["pid"]
+        self.device: tuple[str, str] = (place["node"], place["gpus"])
+        self.place = f"{place['node']}, process {self.pid}" + (f", GPU {place['gpus']}" if place["gpus"] else "")
 
     def wait(self, timeout_s: float | None) -> str | None:
         try:
-            ray.get(self._done, timeout=timeout_s)
-        except ray.exceptions.GetTimeoutError:
+            code = self._driver.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
             return None
-        except Exception as error:  # noqa: BLE001 - whatever ended it
-            return f"the end of its Ray actor: {_first_line(error)}"
-        self.kill()  # the actor waits for more calls
-        return "the end of its Ray actor"
+        try:
+            self._driver.poll(LAST_LINE_S)
+        except LaunchError as end:
+            return str(end)
+        finally:
+            self._driver.kill()
+        return describe_exit(code)
 
     def kill(self) -> None:
-        ray.kill(self._actor)
+        self._driver.process.kill()
 
 
 def sent_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -149,7 +207,3 @@ def sent_variables(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if name.startswith(SENT_VARIABLES) and not name.endswith(SECRET_ENDS)
     }
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -197,7 +197,8 @@ class Replica:
 class ReplicaSet:
     """The replicas of a server. They all get the same models; one that starts again loads them again.
 
-    ``launcher`` returns what starts the replica of a number. Numbers of removed replicas are used again.
+    ``launcher`` returns what starts the replica of a number. Numbers of removed replicas are used again. ``close`` is
+    called after all have stopped.
     """
 
     def __init__(
@@ -208,8 +209,10 @@ class ReplicaSet:
         least: int = 1,
         most: int = 1,
         patience_s: float = 10.0,
+        close: Callable[[], None] = lambda: None,
     ) -> None:
         self._launcher = launcher
+        self._close = close
         self._stall_s = stall_s
         self._on_lost: OnLost = lambda names: None
         self._lock = threading.Lock()  # guards the replicas and the wanted models
@@ -257,12 +260,15 @@ class ReplicaSet:
             stop.start()
         for stop in stops:
             stop.join()
+        self._close()
 
     def candidates(self, model: str) -> list[Replica]:
-        """Return the replicas that can run requests for a model; those that could say why not, if none can."""
+        """Return the replicas that can run requests for a model, without those that hang; if there are none, those that
+        could say why.
+        """
         up = self.up
         having = [each for each in up if model in each.attached]
-        working = [each for each in having if each.supervisor.reported.is_up]
+        working = [each for each in having if each.supervisor.reported.is_up and not each.supervisor.is_silent]
         return working or having or up
 
     def stats(self) -> EngineStats:

@@ -24,6 +24,7 @@ POLL_S = 0.1
 START_S = 180.0  # that a call waits for the process to start
 END_S = 15.0  # for the process to end after its connection is closed
 GRACE_S = 5.0  # for a report that is late
+SILENT_S = 5.0  # reports come twice a second
 OnEvents = Callable[[list[tuple[str, Event]]], None]
 OnChange = Callable[[], None]
 STARTING = EngineStats(state="starting", error="The engine process is starting.")
@@ -50,6 +51,7 @@ class EngineSupervisor:
         self._calls: dict[int, Future[Any]] = {}
         self._ids = itertools.count()
         self._stats = STARTING
+        self._reported_at = 0.0
         self._restarts = 0
         self._is_up = threading.Event()  # the process has reported
         self._cannot_start = False  # the last process ended before it reported
@@ -78,6 +80,11 @@ class EngineSupervisor:
     def is_up(self) -> bool:
         """Whether calls reach the engine."""
         return self._is_up.is_set() and not self._is_over.is_set()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the process has not reported lately: it may hang."""
+        return self._clock() - self._reported_at > SILENT_S
 
     @property
     def is_starting(self) -> bool:
@@ -218,6 +225,7 @@ class EngineSupervisor:
                 self._on_events(message.deliveries)
             case Status():
                 self._stats = message.stats
+                self._reported_at = self._clock()
                 self._cannot_start = False
                 if not self._is_up.is_set():
                     self._is_up.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from django.db.models import Count
@@ -56,8 +57,10 @@ def _engine() -> dict[str, Any]:
             "kv_used_ratio": each.kv_used_ratio,
             "max_batch_size": each.limits.max_batch_size,
             "kv_tokens": each.limits.kv_tokens,
+            "replicas": each.replicas,
         }
         for each in stats.by_model
     ]
     own = {name: getattr(stats, name) for name in ("state", "running", "waiting", "free_slots", "steps", "restarts")}
-    return {**own, "error": stats.error, "models": models}
+    replicas = [asdict(each) for each in stats.replicas]
+    return {**own, "error": stats.error, "models": models, "replicas": replicas}

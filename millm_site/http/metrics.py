@@ -19,7 +19,15 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from core.runtime import Service, runtime
-from inference.client import Distribution, EngineDownError, EngineState, EngineStats, ModelStats, get_client
+from inference.client import (
+    Distribution,
+    EngineDownError,
+    EngineState,
+    EngineStats,
+    ModelStats,
+    ReplicaStats,
+    get_client,
+)
 from inference.metrics import REGISTRY
 from jobs.metrics import METRICS as JOB_METRICS
 from millm_site.http.failures import read_only
@@ -33,8 +41,8 @@ _GAUGES: tuple[tuple[str, str, Callable[[ModelStats], float]], ...] = (
     ("millm_num_requests_running", "Running sequences.", lambda m: m.running),
     ("millm_num_requests_waiting", "Waiting sequences.", lambda m: m.waiting),
     ("millm_kv_cache_usage_ratio", "Share of the KV cache in use, 0 to 1.", lambda m: m.kv_used_ratio),
-    ("millm_kv_cache_bytes", "Memory limit of the KV cache.", lambda m: m.limits.kv_bytes),
-    ("millm_kv_cache_tokens", "Tokens that fit in the KV cache.", lambda m: m.limits.kv_tokens),
+    ("millm_kv_cache_bytes", "Memory limit of the KV cache.", lambda m: m.limits.kv_bytes * m.replicas),
+    ("millm_kv_cache_tokens", "Tokens that fit in the KV cache.", lambda m: m.limits.kv_tokens * m.replicas),
     ("millm_steering_rows", "Rows in use in the steering tables.", lambda m: m.steering_rows),
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[ModelStats], float]], ...] = (
@@ -48,6 +56,12 @@ _COUNTERS: tuple[tuple[str, str, Callable[[ModelStats], float]], ...] = (
         "Draft tokens that were accepted.",
         lambda m: m.accepted_draft_tokens,
     ),
+)
+_REPLICAS: tuple[tuple[str, str, Callable[[ReplicaStats], float]], ...] = (
+    ("millm_replica_up", "1 if the engine process accepts requests.", lambda r: r.state in {"idle", "running"}),
+    ("millm_replica_running", "Running sequences of an engine process.", lambda r: r.running),
+    ("millm_replica_waiting", "Waiting sequences of an engine process.", lambda r: r.waiting),
+    ("millm_replica_models", "Models that an engine process has.", lambda r: len(r.models)),
 )
 _DISTRIBUTIONS: tuple[tuple[str, str, Callable[[ModelStats], Distribution]], ...] = (
     ("millm_engine_step_seconds", "Duration of engine steps.", lambda m: m.step_seconds),
@@ -71,6 +85,7 @@ class EngineCollector(Collector):
         except EngineDownError:
             stats = EngineStats("stopped")
         yield from _engine_metrics(stats)
+        yield from _replica_metrics(stats.replicas)
         yield from _model_metrics(stats.by_model)
 
 
@@ -83,6 +98,14 @@ def _engine_metrics(stats: EngineStats) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "millm_engine_restarts", "Engine threads or processes that crashed and were replaced.", value=stats.restarts
     )
+
+
+def _replica_metrics(replicas: Iterable[ReplicaStats]) -> Iterator[Metric]:
+    for name, text, value in _REPLICAS:
+        gauge = GaugeMetricFamily(name, text, labels=("replica",))
+        for replica in replicas:
+            gauge.add_metric((str(replica.number),), float(value(replica)))
+        yield gauge
 
 
 def _model_metrics(models: Iterable[ModelStats]) -> Iterator[Metric]:

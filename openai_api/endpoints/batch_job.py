@@ -26,7 +26,7 @@ from django.utils import timezone
 
 from core.ids import new_id
 from core.runtime import Service, runtime
-from inference.runs import batch_size
+from inference.runs import total_batch_size
 from jobs.errors import JobCancelled, JobLost, JobPostponed, JobYielded
 from jobs.running_job import RunningJob, retry_while_db_down
 from openai_api.backend import get_backend
@@ -153,7 +153,7 @@ MAX_AHEAD = 10_000  # lines that may end before one that takes long
 WATCH_S = 1.0
 DISK_PAUSE = timedelta(minutes=1)
 BATCH_WINDOW = Service(
-    lambda: BatchWindow(lambda: get_backend().client().stats(), lambda: batch_size(get_backend().client()))
+    lambda: BatchWindow(lambda: get_backend().client().stats(), lambda: total_batch_size(get_backend().client()))
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import engine_modes, serve, start
+from benchmarks import engine_modes, routing, serve, start
 from benchmarks.engine import ENGINE
 from benchmarks.options import Options
 from benchmarks.serve import SERVER
@@ -35,7 +35,7 @@ def test_start(options: Options):
 
 @pytest.mark.usefixtures("migrated_database")
 def test_all_kinds_of_servers_answer_the_same_streams(options: Options):
-    modes = ("thread", "process", "2 workers")
+    modes = ("thread", "process", "2 processes", "2 workers")
     record = engine_modes.record(options, count=4, modes=modes)
     assert record.save(options.results).exists()
     for workload in ("4 streams", "8 streams", engine_modes.BODIES):
@@ -45,3 +45,13 @@ def test_all_kinds_of_servers_answer_the_same_streams(options: Options):
         assert len({median.completion_tokens for median in medians}) == 1
         assert medians[0].completion_tokens > 0
         assert len({median.peak_memory_mb for median in medians}) == len(modes)
+
+
+def test_the_simulated_replicas_have_more_of_what_the_router_sends_them(options: Options):
+    record = routing.record(replicas=4, streams=40, profiles=100, visits=400)
+    assert record.save(options.results).exists()
+    values = record.values
+    assert values["router_cached_share_of_prompts"] > values["least_loaded_cached_share_of_prompts"]
+    assert values["router_compiled_share_of_steering"] > values["in_turns_compiled_share_of_steering"]
+    assert values["router_highest_load_relative_to_mean"] < 2
+    assert values["router_keys"] > 0

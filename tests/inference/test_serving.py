@@ -27,6 +27,7 @@ from inference.client import (
 from inference.registry.registry import get_registry
 from tests.builders import build_model
 from tests.inference.pickling import sent
+from tests.ray_cluster import ray_cluster
 
 pytestmark = pytest.mark.slow
 
@@ -60,10 +61,21 @@ def threads(name: str) -> int:
     return sum(thread.name == name for thread in threading.enumerate())
 
 
-@pytest.fixture(params=["thread", "process"])
+@pytest.fixture(params=["thread", "process", "replicas", "ray"])
 def engine(request, settings):
-    settings.MILLM_ENGINE = request.param
+    """The kind of engine: ``replicas`` are two processes of this machine, ``ray`` two actors."""
+    settings.MILLM_ENGINE = "process" if request.param == "replicas" else request.param
+    settings.MILLM_ENGINE_REPLICAS = 2 if request.param in {"replicas", "ray"} else 1
+    if request.param == "ray":
+        settings.MILLM_RAY_ADDRESS = request.getfixturevalue("ray_address")
     return request.param
+
+
+@pytest.fixture(scope="module")
+def ray_address():
+    pytest.importorskip("ray")
+    with ray_cluster(num_cpus=4) as node:
+        yield node.address
 
 
 @pytest.fixture
@@ -146,7 +158,14 @@ def test_stopping_ends_all_threads_and_refuses_requests(serving):
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize(
     ("engine", "architecture"),
-    [("thread", "llama"), ("thread", "qwen3"), ("thread", "gemma3"), ("process", "llama")],
+    [
+        ("thread", "llama"),
+        ("thread", "qwen3"),
+        ("thread", "gemma3"),
+        ("process", "llama"),
+        ("replicas", "llama"),
+        ("ray", "llama"),
+    ],
     indirect=["engine"],
 )
 def test_a_chat_from_the_row_to_the_text(engine, serving, tmp_path, architecture):
@@ -216,7 +235,7 @@ def test_a_reader_that_leaves_frees_the_engine(engine, serving, model_dir):
                 break
             await asyncio.sleep(0.01)
         client = get_client()
-        if engine == "process":
+        if engine != "thread":
             await asyncio.sleep(1)  # it reports twice a second
         return client.stats(), client.is_busy("tiny")
 

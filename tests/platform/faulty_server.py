@@ -1,7 +1,7 @@
 """``python -m tests.platform.faulty_server FAULT``: `manage.py serve --setup` with a model that has the fault.
 
-`hang` and `die` happen at the first step; `slow` makes every step take 50 ms. With MILLM_ENGINE=process the fault is in
-the first engine process.
+`hang` and `die` happen at the first step; `slow` makes every step take 50 ms. With engine processes the fault is in the
+first one of them, or all are slow.
 """
 
 from __future__ import annotations
@@ -18,13 +18,19 @@ from django.core.management import execute_from_command_line
 
 def main() -> None:
     os.environ["DJANGO_SETTINGS_MODULE"] = "millm_site.settings"
-    if os.environ.get("MILLM_ENGINE") == "process":
+    engine = os.environ.get("MILLM_ENGINE", "thread")
+    os.environ["FAULT"] = sys.argv[1]
+    if engine == "thread":
+        install(sys.argv[1])
+    elif engine == "process":
         from inference.engine_process import launcher
 
-        os.environ["FAULT"] = sys.argv[1]
         launcher.COMMAND = (sys.executable, "-m", "tests.platform.faulty_engine")
     else:
-        install(sys.argv[1])
+        from inference.engine_process import ray_launcher
+
+        ray_launcher.PROGRAM = "tests.platform.faulty_engine"
+        ray_launcher.SENT_VARIABLES += ("FAULT",)
     execute_from_command_line(["manage.py", "serve", "--setup"])
 
 

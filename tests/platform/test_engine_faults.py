@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 import pytest
 
@@ -19,6 +24,7 @@ from tests import live
 from tests.conftest import site_environment
 from tests.platform.conftest import postmaster_of
 from tests.platform.wire import Answer, answer, connected, get, head, read_all, read_until
+from tests.ray_cluster import ray_cluster
 
 pytestmark = pytest.mark.live
 CHAT = {"model": "", "messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 5}
@@ -102,6 +108,80 @@ def test_an_engine_process_that_hangs_or_is_killed_is_replaced_and_each_request_
         "at once": "",
     }
     assert "The engine process ended with exit code 70." in server.output
+
+
+@pytest.fixture(params=["process", "ray"])
+def replicas(request: pytest.FixtureRequest) -> Iterator[Replicas]:
+    """Two engine processes of this machine or of a Ray cluster: the settings, and how to find them."""
+    if request.param == "process":
+        yield Replicas({"MILLM_ENGINE": "process", "MILLM_ENGINE_REPLICAS": "2"}, lambda server: server.engines)
+        return
+    pytest.importorskip("ray")
+    with ray_cluster(num_cpus=2) as node:
+        yield Replicas({"MILLM_ENGINE": node.address, "MILLM_ENGINE_REPLICAS": "2"}, lambda server: node.engines)
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    settings: dict[str, str]
+    engines: Callable[[live.LiveServer], list[psutil.Process]]
+
+
+@pytest.mark.parametrize("fault", ["die", "hang"])
+def test_a_replica_that_fails_ends_its_own_requests_only(
+    tmp_path: Path, database_url: str, replicas: Replicas, fault: str
+) -> None:
+    with faulty(fault, tmp_path, database_url, **replicas.settings) as server:
+        assert eventually(lambda: num_serving(server.url) == 2, live.PATIENCE_S), server.output
+        with ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(lambda user: chat(server.url, user=user), ["a", "b", "c", "d"]))
+        refused = [each for each in answers if each.status != 200]
+        assert 0 < len(refused) < 4, "those on the other replica were answered"
+        assert {(each.status, each.error["message"]) for each in refused} == {(500, "The engine failed.")}
+        assert eventually(lambda: num_serving(server.url) == 2, live.PATIENCE_S), server.output
+        assert b"millm_engine_restarts_total 1.0" in get(server.url, "/metrics").body
+        with ThreadPoolExecutor(4) as pool:
+            assert {each.status for each in pool.map(lambda user: chat(server.url, user=user), "efgh")} == {200}
+        assert server.stop() == 0
+
+
+def test_when_a_replica_is_killed_only_its_streams_end_and_new_requests_go_elsewhere(
+    tmp_path: Path, database_url: str, replicas: Replicas
+) -> None:
+    """Steps take 50 ms, so that all streams run when the replica is killed."""
+    with faulty("slow", tmp_path, database_url, **replicas.settings) as server, ExitStack() as stack:
+        assert eventually(lambda: num_serving(server.url) == 2, live.PATIENCE_S), server.output
+        long = CHAT | {"stream": True, "max_tokens": 60, "ignore_eos": True}
+        streams = [stack.enter_context(connected(server.url, timeout_s=live.PATIENCE_S)) for _ in range(6)]
+        for number, stream in enumerate(streams):
+            stream.sendall(request(server.url, **long, user=f"stream {number}"))
+        beginnings = [read_until(stream, b'"content":"') for stream in streams]
+        victim = replicas.engines(server)[0]
+        victim.kill()
+        assert chat(server.url, user="at once").status == 200
+        assert get(server.url, "/health/ready").status == 200
+        assert num_serving(server.url) == 1, "the request has not waited for it to start again"
+        events = [
+            (beginning + read_all(stream)).decode() for beginning, stream in zip(beginnings, streams, strict=True)
+        ]
+        ends = Counter((text.count('"error":{'), text.count('"finish_reason":"length"')) for text in events)
+        assert set(ends) == {(1, 0), (0, 1)}, "each has one end, and those on the other replica are complete"
+        assert eventually(lambda: num_serving(server.url) == 2, live.PATIENCE_S), server.output
+        assert victim.pid not in {each.pid for each in replicas.engines(server)}
+        with ThreadPoolExecutor(4) as pool:
+            assert {each.status for each in pool.map(lambda user: chat(server.url, user=user), "abcd")} == {200}
+        engines = [each.pid for each in replicas.engines(server)]
+        assert server.stop() == 0
+        assert all(map(live.ended, engines))
+    codes = Counter(code for user, (code, _) in logged(database_url).items() if user.startswith("stream"))
+    assert codes == {"server_error": ends[1, 0], "": ends[0, 1]}
+
+
+def num_serving(url: str) -> int:
+    """Return how many engine processes serve a model."""
+    text = get(url, "/metrics").body.decode()
+    up, models = (re.findall(rf'^millm_replica_{name}{{replica="\d+"}} (\S+)', text, re.M) for name in ("up", "models"))
+    return sum(float(is_up) * min(1, float(count)) for is_up, count in zip(up, models, strict=True))
 
 
 @pytest.mark.parametrize("engine", ["thread", "process"])

@@ -94,6 +94,49 @@ def test_no_page_of_any_site_may_use_a_server_without_keys(variables: dict[str, 
     assert environment(cors_origins="https://a.example", **variables).auth_mode == "loopback"
 
 
+@pytest.mark.parametrize(
+    ("engine", "address"),
+    [("thread", ""), ("process", ""), ("10.0.0.1:6379", "10.0.0.1:6379"), ("ray://head:10001", "ray://head:10001")],
+)
+def test_an_engine_elsewhere_has_an_address(engine: str, address: str) -> None:
+    pytest.importorskip("ray")
+    assert environment(engine=engine).ray_address == address
+
+
+def test_ray_s_own_variable_names_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    assert environment(engine="ray").ray_address == "auto"
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.2:6379")
+    assert environment(engine="ray").ray_address == "10.0.0.2:6379"
+
+
+@pytest.mark.parametrize(
+    ("variables", "complaint"),
+    [
+        ({"engine": "processes"}, "MILLM_ENGINE: must be `thread`, `process`, `ray`, or an address"),
+        ({"engine": "http://head:1"}, "MILLM_ENGINE: must be `thread`"),
+        ({"engine": "ray://head"}, "MILLM_ENGINE: must be `thread`"),
+        ({"engine_replicas": 2}, "MILLM_ENGINE_REPLICAS: needs MILLM_ENGINE=process or Ray"),
+        ({"engine_max_replicas": 2}, "MILLM_ENGINE_MAX_REPLICAS: needs MILLM_ENGINE=process or Ray"),
+        ({"engine": "process", "engine_replicas": 0}, "MILLM_ENGINE_REPLICAS"),
+        (
+            {"engine": "process", "engine_replicas": 3, "engine_max_replicas": 2},
+            "MILLM_ENGINE_MAX_REPLICAS: must not be less than MILLM_ENGINE_REPLICAS",
+        ),
+        ({"ray_listen": "10.0.0.1"}, "MILLM_RAY_LISTEN: must be HOST:PORT"),
+        ({"ray_gpus": "nan"}, "MILLM_RAY_GPUS"),
+    ],
+)
+def test_engines_that_mean_nothing_are_refused(variables: dict[str, object], complaint: str) -> None:
+    assert complaint in problems(**variables)
+
+
+def test_the_address_for_engine_processes_has_a_host_and_a_port() -> None:
+    assert environment().ray_listener == ("", 0)
+    assert environment(ray_listen="10.0.0.1:7000").ray_listener == ("10.0.0.1", 7000)
+    assert environment(ray_listen="[fd00::1]:7000").ray_listener == ("fd00::1", 7000)
+
+
 def test_bad_secret_is_not_repeated() -> None:
     message = problems(database_url="mysql://root:hunter2@db/x")
     assert "MILLM_DATABASE_URL: must start with postgresql://" in message

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from core.runtime import runtime
 from inference.client import ENGINE_CLIENT, EngineDownError, EngineStats
-from inference.engine.stats import BucketCounts, ModelStats
+from inference.engine.stats import BucketCounts, ModelStats, ReplicaStats
 from inference.metrics import REGISTRY
 from jobs import metrics as job_metrics
 from media import metrics
@@ -67,7 +67,8 @@ class Engine:
             step_seconds=seconds.read(),
             step_faults={"out_of_memory": 2},
         )
-        return EngineStats("running", restarts=1, by_model=(model,))
+        replicas = (ReplicaStats(0, "running", running=2, waiting=3, models=("tiny",)), ReplicaStats(3, "starting"))
+        return EngineStats("running", restarts=1, by_model=(model,), replicas=replicas)
 
 
 @pytest.fixture(autouse=True)
@@ -156,6 +157,13 @@ def test_the_engine_s_numbers():
     assert value("millm_engine_restarts_total") == 1
     states = {s.labels["state"]: s.value for s in families()["millm_engine_state"].samples}
     assert states == {"starting": 0, "idle": 0, "running": 1, "draining": 0, "stopped": 0, "failed": 0}
+
+
+def test_each_engine_process_has_its_numbers():
+    assert [value("millm_replica_up", replica=number) for number in ("0", "3")] == [1, 0]
+    assert [value("millm_replica_running", replica=number) for number in ("0", "3")] == [2, 0]
+    assert value("millm_replica_waiting", replica="0") == 3
+    assert [value("millm_replica_models", replica=number) for number in ("0", "3")] == [1, 0]
 
 
 def test_distributions_are_cumulated():

@@ -1,0 +1,312 @@
+"""Several engine processes behind one server: started here, and as actors of a Ray cluster that the test starts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from inference.client import (
+    EngineDownError,
+    Event,
+    FailedEvent,
+    FinishedEvent,
+    GenerationRequest,
+    ModelNotAttachedError,
+    QueueFullError,
+    SamplingParams,
+)
+from inference.engine.config import EngineConfig
+from inference.engine.errors import LoadError
+from inference.engine.models.facts import LoadedFacts, ModelSpec
+from inference.engine_process import ray_launcher
+from inference.engine_process.client import ProcessEngineClient, ProcessModels
+from inference.engine_process.launcher import Launcher, LaunchError, LocalLauncher, describe_exit, share_of_machine
+from inference.engine_process.ray_launcher import ActorPort, RayLauncher, RayOptions, sent_variables
+from inference.engine_process.replicas import Replica, ReplicaSet
+from millm_site.env import ENGINE_OPTIONS, Environment
+from tests import live
+from tests.inference.test_engine_process import eventually
+from tests.ray_cluster import ray_cluster
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("replicas")]
+BATCH = 4  # sequences at once on one replica
+QUEUE = 4
+ENVIRONMENT = {"MILLM_MAX_BATCH_SIZE": str(BATCH), "MILLM_MAX_WAITING_REQUESTS": str(QUEUE), "OMP_NUM_THREADS": "1"}
+RAY = pytest.param("ray", marks=pytest.mark.skipif(not find_spec("ray"), reason="needs the extra `ray`"))
+
+
+class Engines:
+    """Replicas with a tiny model, without a registry."""
+
+    def __init__(self, launcher: Callable[[int], Launcher], model_dir: Path, **options: Any) -> None:
+        self.replicas = ReplicaSet(launcher, **{"stall_s": 60.0} | options)
+        self.client = ProcessEngineClient(self.replicas, EngineConfig())
+        self.models = ProcessModels(self.replicas)
+        self.lost: list[frozenset[str]] = []
+        self.spec = ModelSpec("tiny", model_dir, dtype="float32", device="cpu")
+        self.replicas.listen(self.lost.append)
+        self.client.start()
+
+    def load(self, spec: ModelSpec | None = None) -> LoadedFacts:
+        facts = self.models.loading.load(spec or self.spec)
+        assert isinstance(facts, LoadedFacts)
+        self.models.attach(facts, 0).result()
+        return facts
+
+    @property
+    def having(self) -> list[Replica]:
+        return [each for each in self.replicas.all if "tiny" in each.attached]
+
+    def wait_for(self, count: int) -> None:
+        """Wait until that many replicas have the model, and there are no others."""
+        assert eventually(lambda: len(self.having) == len(self.replicas.all) == count), self.client.stats()
+
+
+@pytest.fixture(scope="module", params=["local", RAY])
+def launcher(request: pytest.FixtureRequest) -> Iterator[Callable[[int], Launcher]]:
+    if request.param == "local":
+        yield lambda number: LocalLauncher(environment=ENVIRONMENT)
+        return
+    with pytest.MonkeyPatch.context() as patch, ray_cluster(num_cpus=4) as node:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        port = ActorPort()
+        yield lambda number: RayLauncher(RayOptions(node.address), port)
+        port.close()
+
+
+@pytest.fixture(scope="module")
+def engines(launcher: Callable[[int], Launcher], model_dir: Path) -> Iterator[Engines]:
+    engines = Engines(launcher, model_dir, least=3, most=3)
+    engines.load()
+    yield engines
+    engines.client.stop(0)
+
+
+def sampled(count: int = 1, **fields: Any) -> list[GenerationRequest]:
+    params = SamplingParams(**{"max_tokens": 12, "ignore_eos": True} | fields)
+    return [GenerationRequest("r", "tiny", (5, 6, 7), params, index=index) for index in range(count)]
+
+
+def ends_of(events: list[Event]) -> list[Event]:
+    return [event for event in events if isinstance(event, FinishedEvent | FailedEvent)]
+
+
+async def answer(engines: Engines, **fields: Any) -> list[Event]:
+    return [event async for event in await engines.client.submit(sampled(**fields))]
+
+
+async def test_requests_are_spread_and_their_results_are_those_of_one_engine(engines: Engines) -> None:
+    engines.wait_for(3)
+    texts = Counter()
+    streams = [await engines.client.submit(sampled(seed=11, max_tokens=60)) for _ in range(9)]
+    assert [each.num_sequences for each in engines.replicas.all] == [3, 3, 3]
+    for stream in streams:
+        events = [event async for event in stream]
+        texts["".join(event.text for event in events if hasattr(event, "text"))] += 1
+    assert list(texts.values()) == [9]
+    assert [each.num_sequences for each in engines.replicas.all] == [0, 0, 0]
+
+
+async def test_what_is_refused_is_refused_by_all(engines: Engines) -> None:
+    with pytest.raises(ModelNotAttachedError):
+        await engines.client.submit([GenerationRequest("r", "other", (1,))])
+    with pytest.raises(QueueFullError) as caught:
+        await engines.client.submit(sampled(BATCH + QUEUE + 1))
+    assert caught.value.retry_after_s >= 1
+    assert not engines.client.is_busy("tiny")
+
+
+async def test_a_full_queue_sends_requests_to_another_replica(engines: Engines) -> None:
+    engines.wait_for(3)
+    streams = [await engines.client.submit(sampled(BATCH + QUEUE, max_tokens=240)) for _ in range(3)]
+    assert [each.num_sequences for each in engines.replicas.all] == 3 * [BATCH + QUEUE]
+    with pytest.raises(QueueFullError):
+        await engines.client.submit(sampled())
+    for stream in streams:
+        stream.close()
+    assert await asyncio.to_thread(eventually, lambda: not engines.client.is_busy("tiny"))
+    assert isinstance((await answer(engines))[-1], FinishedEvent)
+
+
+async def test_a_stream_is_cancelled_by_its_id_wherever_it_runs(engines: Engines) -> None:
+    streams = [await engines.client.submit(sampled(max_tokens=240)) for _ in range(3)]
+    for stream in streams:
+        engines.client.cancel(stream.id)
+        engines.client.cancel("unknown")
+        (end,) = ends_of([event async for event in stream])
+        assert isinstance(end, FinishedEvent)
+        assert end.reason == "cancelled"
+
+
+def test_models_are_loaded_and_unloaded_everywhere_and_one_that_cannot_be_loaded_nowhere(
+    engines: Engines, tmp_path: Path
+) -> None:
+    engines.wait_for(3)
+    other = ModelSpec("other", engines.spec.path, dtype="float32", device="cpu")
+    facts = engines.load(other)
+    assert [each.attached for each in engines.replicas.all] == 3 * [frozenset({"tiny", "other"})]
+    stats = {model.name: model for model in engines.client.stats().by_model}
+    assert (stats["other"].replicas, stats["other"].limits.max_batch_size) == (3, BATCH)
+    engines.models.detach("other").result()
+    engines.models.loading.release(facts)
+    assert [each.attached for each in engines.replicas.all] == 3 * [frozenset({"tiny"})]
+    with pytest.raises(LoadError, match=r"config\.json"):
+        engines.models.loading.load(ModelSpec("none", tmp_path))
+    one = engines.replicas.all[0].supervisor.call("measure", "cpu").result()
+    assert engines.models.measure("cpu").total == one.total // 3, "they share the machine"
+
+
+async def test_when_one_is_killed_only_its_streams_end_and_new_requests_go_elsewhere_at_once(engines: Engines) -> None:
+    engines.wait_for(3)
+    restarts = engines.client.stats().restarts
+    streams = [await engines.client.submit(sampled(max_tokens=240)) for _ in range(3 * BATCH)]
+    firsts = [await stream.__anext__() for stream in streams]
+    victim = engines.replicas.all[1]
+    owners = [stream.id in victim.streams for stream in streams]
+    assert sum(owners) == BATCH
+    assert victim.supervisor.pid is not None
+    os.kill(victim.supervisor.pid, signal.SIGKILL)
+    for _ in range(3):
+        assert isinstance((await answer(engines))[-1], FinishedEvent)
+    assert "tiny" not in victim.attached, "they did not wait for it"
+    for stream, first, is_victim in zip(streams, firsts, owners, strict=True):
+        (end,) = ends_of([first] + [event async for event in stream])
+        assert isinstance(end, FailedEvent if is_victim else FinishedEvent)
+        if isinstance(end, FailedEvent):
+            assert (end.code, end.message) == ("server_error", "The engine failed.")
+    assert not engines.lost, "the others still have the model"
+    assert engines.client.stats().is_up
+    await asyncio.to_thread(engines.wait_for, 3)
+    stats = engines.client.stats()
+    assert stats.restarts == restarts + 1
+    assert [each.restarts for each in stats.replicas] == [0, restarts + 1, 0]
+    streams = [await engines.client.submit(sampled(max_tokens=100)) for _ in range(9)]
+    assert victim.num_sequences == 3
+    for stream in streams:
+        assert isinstance([event async for event in stream][-1], FinishedEvent)
+
+
+async def test_requests_that_arrive_while_one_is_killed_are_all_answered(engines: Engines) -> None:
+    """Those that it has not accepted yet go to another replica."""
+    await asyncio.to_thread(engines.wait_for, 3)
+    victim = engines.replicas.all[1]
+    assert victim.supervisor.pid is not None
+    os.kill(victim.supervisor.pid, signal.SIGSTOP)
+    submissions = [asyncio.ensure_future(engines.client.submit(sampled())) for _ in range(6)]
+    await asyncio.sleep(0.1)
+    assert victim.num_sequences == 2
+    os.kill(victim.supervisor.pid, signal.SIGKILL)
+    for submission in submissions:
+        (end,) = ends_of([event async for event in await submission])
+        assert isinstance(end, FinishedEvent)
+
+
+async def test_if_all_are_killed_the_model_is_lost_and_can_be_loaded_again(engines: Engines) -> None:
+    await asyncio.to_thread(engines.wait_for, 3)
+    for each in engines.replicas.all:
+        assert each.supervisor.pid is not None
+        os.kill(each.supervisor.pid, signal.SIGKILL)
+    assert await asyncio.to_thread(eventually, lambda: engines.lost == [frozenset({"tiny"})])
+    assert await asyncio.to_thread(eventually, lambda: not engines.replicas.up)
+    with pytest.raises(EngineDownError):
+        await engines.client.submit(sampled())
+    await asyncio.to_thread(engines.load)
+    assert isinstance((await answer(engines))[-1], FinishedEvent)
+    await asyncio.to_thread(engines.wait_for, 3)
+
+
+async def test_from_one_to_three_and_back_without_a_failed_request(
+    launcher: Callable[[int], Launcher], model_dir: Path
+) -> None:
+    engines = Engines(launcher, model_dir, least=1, most=3, patience_s=0.5)
+    failures: list[Event] = []
+    is_loud = True
+
+    async def client(number: int) -> None:
+        """Clients 0 and 1 ask all the time, the others only while it is loud."""
+        while is_loud or (number < 2 and len(engines.replicas.all) > 1):
+            try:
+                events = await answer(engines, max_tokens=50)
+            except QueueFullError:  # the queue of one replica has QUEUE places
+                await asyncio.sleep(0.02)
+                continue
+            failures.extend(event for event in events if isinstance(event, FailedEvent))
+            await asyncio.sleep(0)
+
+    try:
+        await asyncio.to_thread(engines.load)
+        clients = [asyncio.ensure_future(client(number)) for number in range(3 * (BATCH + QUEUE))]
+        await asyncio.to_thread(engines.wait_for, 3)
+        is_loud = False
+        await asyncio.gather(*clients)
+        engines.wait_for(1)
+        assert not failures
+        assert isinstance((await answer(engines))[-1], FinishedEvent)
+        assert engines.client.stats().restarts == 0
+    finally:
+        await asyncio.to_thread(engines.client.stop, 0)
+
+
+def test_stopping_ends_all_processes(launcher: Callable[[int], Launcher], model_dir: Path) -> None:
+    engines = Engines(launcher, model_dir, least=2, most=2)
+    engines.load()
+    pids = [each.supervisor.pid for each in engines.replicas.all]
+    engines.client.stop(5)
+    engines.client.stop(5)
+    assert engines.client.stats().state == "stopped"
+    for pid in pids:
+        assert pid is not None
+        assert live.ended(pid)
+
+
+class TestRay:
+    @pytest.mark.skipif(not find_spec("ray"), reason="needs the extra `ray`")
+    def test_a_cluster_that_is_not_there_is_reported(self) -> None:
+        with pytest.raises(LaunchError, match=r"the end of its Ray (actor|driver): "):
+            RayLauncher(RayOptions("127.0.0.1:1"), ActorPort()).launch()
+
+    def test_a_driver_that_cannot_run_is_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(ray_launcher, "DRIVER", (sys.executable, "-c", "raise SystemExit(3)"))
+        with pytest.raises(LaunchError, match="Ray driver"):
+            RayLauncher(RayOptions("auto"), ActorPort()).launch()
+
+    def test_no_secrets_are_sent(self) -> None:
+        everything = {f"MILLM_{name.upper()}": "x" for name in Environment.model_fields} | {"HF_TOKEN": "x"}
+        secrets = {
+            f"MILLM_{name.upper()}" for name, field in Environment.model_fields.items() if field.annotation is SecretStr
+        }
+        sent = sent_variables(everything)
+        assert secrets
+        assert not secrets & sent.keys()
+        assert "HF_TOKEN" not in sent
+        assert {f"MILLM_{name.upper()}" for name in ENGINE_OPTIONS} <= sent.keys()
+
+
+class TestShares:
+    def test_several_processes_share_the_gpus_and_processors(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        shares = [share_of_machine(number, 4) for number in range(4)]
+        assert [each["CUDA_VISIBLE_DEVICES"] for each in shares] == ["4", "7", "4", "7"]
+        assert all(int(each["OMP_NUM_THREADS"]) >= 1 for each in shares)
+        assert share_of_machine(0, 1) == {}
+
+    def test_the_operator_s_threads_are_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("OMP_NUM_THREADS", "5")
+        assert "OMP_NUM_THREADS" not in share_of_machine(0, 2)
+
+
+def test_exit_codes_are_described() -> None:
+    assert describe_exit(3) == "exit code 3"
+    assert describe_exit(-15) == "SIGTERM"
