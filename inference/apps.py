@@ -132,7 +132,7 @@ def _process_engine() -> tuple[ProcessEngineClient, ModelRegistry]:
         is_busy=client.is_busy,
         kv_unwritten=replicas.kv_unwritten,
         loading=models.loading,
-        budget=MemoryBudget(settings.MILLM_MEMORY_BUDGET, models.measure),
+        budget=MemoryBudget(settings.MILLM_MEMORY_BUDGET, models.measure, replicas.num_sharing),
     )
     replicas.listen(partial(registry.note_lost, reloads=True))
     client.start()

@@ -52,6 +52,7 @@ class Replica:
         self.incarnation: Hashable = (number, 0)
         self._lock = threading.Lock()
         self._generation = 0
+        self._loaded: frozenset[str] = frozenset()
         self._attached: frozenset[str] = frozenset()
         self._retry_at: dict[str, float] = {}
         self._catching_up: set[str] = set()
@@ -100,15 +101,23 @@ class Replica:
         return self._jobs.submit(job)
 
     def load(self, spec: ModelSpec) -> LoadedFacts:
+        generation = self._generation
         facts: LoadedFacts = self.supervisor.call("load", spec).result()
+        with self._lock:
+            if generation == self._generation:  # otherwise the process has ended since
+                self._loaded |= {spec.name}
         return facts
 
     def attach(self, name: str, kv_bytes: int) -> None:
         generation = self._generation
         self.supervisor.call("attach", name, kv_bytes).result()
         with self._lock:
-            if generation == self._generation:  # otherwise the process has ended since
+            if generation == self._generation:
                 self._attached |= {name}
+
+    def has_loaded(self, name: str) -> bool:
+        """Whether a model is in the memory of the process."""
+        return name in self._loaded
 
     def has(self, name: str) -> bool:
         """Whether it serves a model, or is about to."""
@@ -124,6 +133,8 @@ class Replica:
 
     def release(self, name: str) -> None:
         """Free a model that is not attached, if it is loaded. The memory of a process that ended is free."""
+        with self._lock:
+            self._loaded -= {name}
         with suppress(EngineDownError):
             self.supervisor.call("release", name).result()
 
@@ -145,7 +156,7 @@ class Replica:
         with self._lock:
             self._generation += 1
             self.incarnation = (self.number, self._generation)
-            lost, self._attached = self._attached, frozenset()
+            lost, self._attached, self._loaded = self._attached, frozenset(), frozenset()
             self._retry_at.clear()
         self.streams.fail_all("server_error", "The engine failed.")
         return lost
@@ -255,6 +266,8 @@ class ReplicaSet:
     def stop(self, drain_s: float) -> None:
         """Let running sequences finish for ``drain_s``, then end all processes. Idempotent."""
         self._is_over.set()
+        if self._thread.is_alive():
+            self._thread.join()  # it may be adding a replica
         stops = [threading.Thread(target=each.stop, args=(drain_s,), daemon=True) for each in self.all]
         for stop in stops:
             stop.start()
@@ -324,14 +337,20 @@ class ReplicaSet:
         try:
             return self._results(loads)[0]
         except BaseException:
-            for each, load in zip(replicas, loads, strict=True):
-                if not load.cancelled() and load.exception() is None:
-                    each.run(partial(each.release, spec.name))
+            for each in _successful(replicas, loads):
+                each.run(partial(each.release, spec.name))
             raise
 
     def attach(self, spec: ModelSpec, kv_bytes: int) -> None:
-        """Serve a model that was loaded. Replicas that start later load it too."""
-        self._results([each.run(partial(each.attach, spec.name, kv_bytes)) for each in self.up])
+        """Serve a model where it was loaded, or nowhere. Replicas that started since, or start later, load it too."""
+        loaded = [each for each in self.up if each.has_loaded(spec.name)]
+        attaches = [each.run(partial(each.attach, spec.name, kv_bytes)) for each in loaded]
+        try:
+            self._results(attaches)
+        except BaseException:
+            for each in _successful(loaded, attaches):
+                each.run(partial(each.detach, spec.name))
+            raise
         with self._lock:
             self._wanted[spec.name] = WantedModel(spec, kv_bytes)
 
@@ -467,3 +486,9 @@ class ReplicaSet:
         self.all = tuple(each for each in self.all if each is not replica)
         self._removed_restarts += replica.supervisor.stats().restarts
         threading.Thread(target=replica.stop, args=(0.0,), name="engine-stop", daemon=True).start()
+
+
+def _successful(replicas: Sequence[Replica], futures: Sequence[Future[Any]]) -> list[Replica]:
+    """Return the replicas whose job has ended without an error."""
+    pairs = zip(replicas, futures, strict=True)
+    return [each for each, done in pairs if not done.cancelled() and done.exception() is None]

@@ -182,13 +182,17 @@ def measure_device(device: str) -> DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """The memory that all models together may use. ``limit`` is in bytes per device; 0 means SHARE of the device."""
+    """The memory that all models together may use. ``limit`` is in bytes per device; 0 means SHARE of the device.
+
+    ``num_sharing`` engines share a device, each with a part of the limit. ``measure`` returns the memory of one.
+    """
 
     limit: int = 0
     measure: Callable[[str], DeviceMemory] = measure_device
+    num_sharing: Callable[[str], int] = lambda device: 1
 
     def size(self, device: str) -> int:
-        return self.limit or int(self.measure(device).total * SHARE)
+        return self._size(device, self.measure(device))
 
     def available(self, device: str, reserved_bytes: int, unwritten_bytes: int = 0) -> int:
         """Return the bytes available to another model.
@@ -196,5 +200,7 @@ class MemoryBudget:
         ``reserved_bytes`` is the memory of loaded models, of which ``unwritten_bytes`` are not allocated yet.
         """
         memory = self.measure(device)
-        size = self.limit or int(memory.total * SHARE)
-        return max(0, min(size - reserved_bytes, memory.free - unwritten_bytes))
+        return max(0, min(self._size(device, memory) - reserved_bytes, memory.free - unwritten_bytes))
+
+    def _size(self, device: str, memory: DeviceMemory) -> int:
+        return self.limit // self.num_sharing(device) if self.limit else int(memory.total * SHARE)

@@ -33,6 +33,7 @@ from inference.engine_process.client import ProcessEngineClient, ProcessModels
 from inference.engine_process.launcher import Launcher, LaunchError, LocalLauncher, describe_exit, share_of_machine
 from inference.engine_process.ray_launcher import ActorPort, RayLauncher, RayOptions, sent_variables
 from inference.engine_process.replicas import Replica, ReplicaSet
+from inference.registry.memory_plan import MemoryBudget
 from millm_site.env import ENGINE_OPTIONS, Environment
 from tests import live
 from tests.inference.test_engine_process import eventually
@@ -165,6 +166,8 @@ def test_models_are_loaded_and_unloaded_everywhere_and_one_that_cannot_be_loaded
         engines.models.loading.load(ModelSpec("none", tmp_path))
     one = engines.replicas.all[0].supervisor.call("measure", "cpu").result()
     assert engines.models.measure("cpu").total == one.total // 3, "they share the machine"
+    budget = MemoryBudget(900, engines.models.measure, engines.replicas.num_sharing)
+    assert budget.available("cpu", reserved_bytes=100) == 200
 
 
 async def test_when_one_is_killed_only_its_streams_end_and_new_requests_go_elsewhere_at_once(engines: Engines) -> None:
