@@ -207,11 +207,13 @@ class EngineSupervisor:
                 if is_late:
                     logger.error("The engine process has been silent for %g s and is killed.", patience_s)
                     running.kill()
+                    running.channel.close()  # a machine that is gone does not
                 is_late = True  # it may only be late, if this process was itself suspended
                 continue
             except Exception:
                 logger.exception("A message of the engine process cannot be read; the process is killed.")
                 running.kill()
+                running.channel.close()
                 continue
             is_late = False
             try:

@@ -78,7 +78,7 @@ def launcher(request: pytest.FixtureRequest) -> Iterator[Callable[[int], Launche
     if request.param == "local":
         yield lambda number: LocalLauncher(environment=ENVIRONMENT)
         return
-    with pytest.MonkeyPatch.context() as patch, ray_cluster(num_cpus=4) as node:
+    with pytest.MonkeyPatch.context() as patch, ray_cluster(num_cpus=16) as node:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
         port = ActorPort()
