@@ -12,11 +12,17 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, TextIO
 
 import ray
+
+CONNECT_S = 10.0
+
+
+class NoClusterError(Exception):
+    """There is no Ray cluster at the address."""
 
 
 class EngineActor:
@@ -51,13 +57,15 @@ def main(descriptor: int) -> None:
 
     try:
         _run(json.loads(lines.readline()), lines, tell)
+    except NoClusterError as error:
+        tell(end=str(error))
     except Exception as error:  # noqa: BLE001 - the server reports it
-        tell(end=(str(error).strip() or type(error).__name__).splitlines()[0])
+        tell(end=f"the end of its Ray actor: {_first_line(error)}")
     os._exit(0)  # Ray may wait for a cluster that is gone
 
 
-def _run(options: dict[str, Any], lines: Any, tell: Any) -> None:
-    ray.init(address=options["address"], configure_logging=False)
+def _run(options: dict[str, Any], lines: TextIO, tell: Callable[..., None]) -> None:
+    _connect(options["address"])
     tell(host=str(ray.util.get_node_ip_address()))
     ticket = json.loads(lines.readline())
     threading.Thread(target=_end_with_server, args=(lines,), daemon=True).start()
@@ -68,10 +76,25 @@ def _run(options: dict[str, Any], lines: Any, tell: Any) -> None:
     tell(**ray.get(actor.prepare.remote(options["root"], options["environment"])))
     name, key = bytes.fromhex(ticket["name"]), bytes.fromhex(ticket["key"])
     ray.get(actor.serve.remote(options["program"], ticket["host"], ticket["port"], name, key))
-    tell(end="")
+    tell(end="the end of its Ray actor")
 
 
-def _end_with_server(lines: Any) -> None:
+def _connect(address: str) -> None:
+    """Connect to the cluster. Raise NoClusterError, at once if nothing listens at its address: Ray tries for a minute."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        if port.isdigit():
+            socket.create_connection((host, int(port)), CONNECT_S).close()
+        ray.init(address=address, configure_logging=False)
+    except (OSError, RuntimeError) as error:  # Ray's ConnectionError is an OSError
+        raise NoClusterError(f"no connection to Ray at {address}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _end_with_server(lines: TextIO) -> None:
     lines.read()
     os._exit(0)
 

@@ -65,15 +65,16 @@ class ActorPort:
 
 
 class RayLauncher:
-    """Starts an engine process as a Ray actor, through a program that waits for it."""
+    """Starts an engine process as a Ray actor, through a program that waits for it, the ``driver``."""
 
-    def __init__(self, options: RayOptions, port: ActorPort) -> None:
+    def __init__(self, options: RayOptions, port: ActorPort, driver: tuple[str, ...] = DRIVER) -> None:
         self._options = options
         self._port = port
+        self._driver = driver
         self._is_closed = threading.Event()
 
     def launch(self) -> RayProcess:
-        driver = _Driver()
+        driver = _Driver(self._driver)
         try:
             return self._launch(driver)
         except BaseException:
@@ -128,11 +129,11 @@ class RayLauncher:
 class _Driver:
     """The program that has Ray run one engine process, and the lines that it writes."""
 
-    def __init__(self) -> None:
+    def __init__(self, command: tuple[str, ...]) -> None:
         self._control, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(  # noqa: S603 - ourselves
-                [*DRIVER, str(theirs.fileno())],
+                [*command, str(theirs.fileno())],
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
                 stdin=subprocess.DEVNULL,
@@ -163,7 +164,7 @@ class _Driver:
         line, _, self._received = self._received.partition(b"\n")
         message: dict[str, Any] = json.loads(line)
         if "end" in message:
-            raise LaunchError(f"the end of its Ray actor: {message['end']}".removesuffix(": "))
+            raise LaunchError(message["end"])
         return message
 
     def kill(self) -> None:

@@ -28,7 +28,6 @@ from inference.client import (
 from inference.engine.config import EngineConfig
 from inference.engine.errors import LoadError
 from inference.engine.models.facts import LoadedFacts, ModelSpec
-from inference.engine_process import ray_launcher
 from inference.engine_process.client import ProcessEngineClient, ProcessModels
 from inference.engine_process.launcher import Launcher, LaunchError, LocalLauncher, describe_exit, share_of_machine
 from inference.engine_process.ray_launcher import ActorPort, RayLauncher, RayOptions, sent_variables
@@ -215,6 +214,21 @@ async def test_requests_that_arrive_while_one_is_killed_are_all_answered(engines
         assert isinstance(end, FinishedEvent)
 
 
+async def test_one_that_hangs_gets_no_new_requests(engines: Engines) -> None:
+    await asyncio.to_thread(engines.wait_for, 3)
+    victim = engines.replicas.all[0]
+    assert victim.supervisor.pid is not None
+    os.kill(victim.supervisor.pid, signal.SIGSTOP)
+    try:
+        assert await asyncio.to_thread(eventually, lambda: victim.supervisor.is_silent)
+        for _ in range(4):
+            assert isinstance((await answer(engines))[-1], FinishedEvent)
+        assert victim.num_sequences == 0
+    finally:
+        os.kill(victim.supervisor.pid, signal.SIGCONT)
+    assert await asyncio.to_thread(eventually, lambda: not victim.supervisor.is_silent)
+
+
 async def test_if_all_are_killed_the_model_is_lost_and_can_be_loaded_again(engines: Engines) -> None:
     await asyncio.to_thread(engines.wait_for, 3)
     for each in engines.replicas.all:
@@ -276,13 +290,20 @@ def test_stopping_ends_all_processes(launcher: Callable[[int], Launcher], model_
 class TestRay:
     @pytest.mark.skipif(not find_spec("ray"), reason="needs the extra `ray`")
     def test_a_cluster_that_is_not_there_is_reported(self) -> None:
-        with pytest.raises(LaunchError, match=r"the end of its Ray (actor|driver): "):
+        with pytest.raises(LaunchError, match=r"no connection to Ray at 127\.0\.0\.1:1: .*refused"):
             RayLauncher(RayOptions("127.0.0.1:1"), ActorPort()).launch()
 
-    def test_a_driver_that_cannot_run_is_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(ray_launcher, "DRIVER", (sys.executable, "-c", "raise SystemExit(3)"))
+    def test_a_driver_that_cannot_run_is_reported(self) -> None:
+        broken = (sys.executable, "-c", "raise SystemExit(3)")
         with pytest.raises(LaunchError, match="Ray driver"):
-            RayLauncher(RayOptions("auto"), ActorPort()).launch()
+            RayLauncher(RayOptions("auto"), ActorPort(), broken).launch()
+
+    def test_stopping_ends_a_launch_that_waits(self) -> None:
+        """As for a place in a full cluster."""
+        launcher = RayLauncher(RayOptions("auto"), ActorPort(), (sys.executable, "-c", "import time; time.sleep(600)"))
+        launcher.close()
+        with pytest.raises(LaunchError, match="the server's end"):
+            launcher.launch()
 
     def test_no_secrets_are_sent(self) -> None:
         everything = {f"MILLM_{name.upper()}": "x" for name in Environment.model_fields} | {"HF_TOKEN": "x"}
