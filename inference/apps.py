@@ -146,20 +146,21 @@ def _replicas() -> ReplicaSet:
 
     least = settings.MILLM_ENGINE_REPLICAS
     most = max(least, settings.MILLM_ENGINE_MAX_REPLICAS)
-    options = {
-        "stall_s": settings.MILLM_ENGINE_STALL_SECONDS,
-        "least": least,
-        "most": most,
-        "patience_s": settings.MILLM_ENGINE_SCALE_SECONDS,
-    }
+    make = partial(
+        ReplicaSet,
+        stall_s=settings.MILLM_ENGINE_STALL_SECONDS,
+        least=least,
+        most=most,
+        patience_s=settings.MILLM_ENGINE_SCALE_SECONDS,
+    )
     if settings.MILLM_ENGINE == "process":
-        return ReplicaSet(lambda number: LocalLauncher(environment=share_of_machine(number, most)), **options)
+        return make(lambda number: LocalLauncher(environment=share_of_machine(number, most)))
 
     from inference.engine_process.ray_launcher import ActorPort, RayLauncher, RayOptions
 
     port = ActorPort(*settings.MILLM_RAY_LISTEN)
     ray = RayOptions(settings.MILLM_RAY_ADDRESS, settings.MILLM_RAY_CPUS, settings.MILLM_RAY_GPUS)
-    return ReplicaSet(lambda number: RayLauncher(ray, port), close=port.close, **options)
+    return make(lambda number: RayLauncher(ray, port), close=port.close)
 
 
 def _await_boot(booted: Future[None]) -> None:

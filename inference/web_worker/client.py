@@ -120,6 +120,10 @@ class WorkerEngineClient:
     def cancel(self, stream_id: str) -> None:
         self._engine.cancel(stream_id)
 
+    def note_death(self) -> None:
+        """Fail all sequences, because the main process ended."""
+        self._streams.fail_all("server_error", "The engine failed.")
+
     def is_busy(self, model: str) -> bool:
         """Return whether sequences of ``model`` from this worker are queued or running."""
         return self._streams.is_busy(model)

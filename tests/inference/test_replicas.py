@@ -108,7 +108,7 @@ async def answer(engines: Engines, **fields: Any) -> list[Event]:
 
 async def test_requests_are_spread_and_their_results_are_those_of_one_engine(engines: Engines) -> None:
     engines.wait_for(3)
-    texts = Counter()
+    texts: Counter[str] = Counter()
     streams = [await engines.client.submit(sampled(seed=11, max_tokens=60)) for _ in range(9)]
     assert [each.num_sequences for each in engines.replicas.all] == [3, 3, 3]
     for stream in streams:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -82,7 +83,7 @@ class TestKeys:
         assert routing_keys(request)[1:] == [(theirs[count - 1], count) for count in counts]
 
     def test_steering_of_the_prompt_and_salts_separate_prompts_and_steering_of_answers_does_not(self) -> None:
-        def keys_of(**fields: object) -> set[str | bytes]:
+        def keys_of(**fields: Any) -> set[str | bytes]:
             return {key for key, _ in routing_keys(prompt(**fields)) if isinstance(key, bytes)}
 
         plain = keys_of()

@@ -181,7 +181,7 @@ def num_serving(url: str) -> int:
     """Return how many engine processes serve a model."""
     text = get(url, "/metrics").body.decode()
     up, models = (re.findall(rf'^millm_replica_{name}{{replica="\d+"}} (\S+)', text, re.M) for name in ("up", "models"))
-    return sum(float(is_up) * min(1, float(count)) for is_up, count in zip(up, models, strict=True))
+    return sum(float(is_up) > 0 and float(count) > 0 for is_up, count in zip(up, models, strict=True))
 
 
 @pytest.mark.parametrize("engine", ["thread", "process"])
