@@ -80,7 +80,7 @@ def _run(options: dict[str, Any], lines: TextIO, tell: Callable[..., None]) -> N
 
 
 def _connect(address: str) -> None:
-    """Connect to the cluster. Raise NoClusterError, at once if nothing listens at its address: Ray tries for a minute."""
+    """Connect to the cluster. Raise NoClusterError, at once if nothing listens there: Ray tries for a minute."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         if port.isdigit():
