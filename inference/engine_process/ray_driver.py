@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any, TextIO
+from typing import Any
 
 import ray
 
@@ -50,13 +51,14 @@ class EngineActor:
 
 def main(descriptor: int) -> None:
     control = socket.socket(fileno=descriptor)
-    lines = control.makefile("r")
+    messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(control, messages), daemon=True).start()
 
     def tell(**message: object) -> None:
         control.sendall((json.dumps(message) + "\n").encode())
 
     try:
-        _run(json.loads(lines.readline()), lines, tell)
+        _run(messages, tell)
     except NoClusterError as error:
         tell(end=str(error))
     except Exception as error:  # noqa: BLE001 - the server reports it
@@ -64,11 +66,18 @@ def main(descriptor: int) -> None:
     os._exit(0)  # Ray may wait for a cluster that is gone
 
 
-def _run(options: dict[str, Any], lines: TextIO, tell: Callable[..., None]) -> None:
+def _read(control: socket.socket, messages: queue.SimpleQueue[dict[str, Any]]) -> None:
+    """Pass on the server's messages, and end with the server."""
+    for line in control.makefile("r"):
+        messages.put(json.loads(line))
+    os._exit(0)
+
+
+def _run(messages: queue.SimpleQueue[dict[str, Any]], tell: Callable[..., None]) -> None:
+    options = messages.get()
     _connect(options["address"])
     tell(host=str(ray.util.get_node_ip_address()))
-    ticket = json.loads(lines.readline())
-    threading.Thread(target=_end_with_server, args=(lines,), daemon=True).start()
+    ticket = messages.get()
     remote = ray.remote(EngineActor).options(
         num_cpus=options["cpus"], num_gpus=options["gpus"], max_restarts=0, max_concurrency=1
     )
@@ -92,11 +101,6 @@ def _connect(address: str) -> None:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _end_with_server(lines: TextIO) -> None:
-    lines.read()
-    os._exit(0)
 
 
 if __name__ == "__main__":

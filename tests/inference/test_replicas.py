@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import socket
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -29,8 +32,15 @@ from inference.engine.config import EngineConfig
 from inference.engine.errors import LoadError
 from inference.engine.models.facts import LoadedFacts, ModelSpec
 from inference.engine_process.client import ProcessEngineClient, ProcessModels
-from inference.engine_process.launcher import Launcher, LaunchError, LocalLauncher, describe_exit, share_of_machine
-from inference.engine_process.ray_launcher import ActorPort, RayLauncher, RayOptions, sent_variables
+from inference.engine_process.launcher import (
+    ROOT,
+    Launcher,
+    LaunchError,
+    LocalLauncher,
+    describe_exit,
+    share_of_machine,
+)
+from inference.engine_process.ray_launcher import DRIVER, ActorPort, RayLauncher, RayOptions, sent_variables
 from inference.engine_process.replicas import Replica, ReplicaSet
 from inference.registry.memory_plan import MemoryBudget
 from millm_site.env import ENGINE_OPTIONS, Environment
@@ -292,6 +302,20 @@ class TestRay:
     def test_a_cluster_that_is_not_there_is_reported(self) -> None:
         with pytest.raises(LaunchError, match=r"no connection to Ray at 127\.0\.0\.1:1: .*refused"):
             RayLauncher(RayOptions("127.0.0.1:1"), ActorPort()).launch()
+
+    @pytest.mark.skipif(not find_spec("ray"), reason="needs the extra `ray`")
+    def test_a_driver_ends_with_its_server_while_it_waits_for_a_cluster(self) -> None:
+        """A port that accepts connections and never answers."""
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                driver = subprocess.Popen([*DRIVER, str(theirs.fileno())], pass_fds=(theirs.fileno(),), cwd=ROOT)
+            options = {"address": f"127.0.0.1:{silent.getsockname()[1]}"}
+            ours.sendall((json.dumps(options) + "\n").encode())
+            silent.accept()[0].close()
+            ours.close()
+            assert live.ended(driver.pid)
+            assert driver.wait() == 0
 
     def test_a_driver_that_cannot_run_is_reported(self) -> None:
         broken = (sys.executable, "-c", "raise SystemExit(3)")
