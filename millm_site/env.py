@@ -336,15 +336,20 @@ class Environment(BaseSettings):
         1_024, ge=1, description="Maximum concurrent requests to /v1, including those that wait; further ones get 503."
     )
     max_connections: int = Field(
-        4_096, ge=0, description="Maximum open connections; further ones get 503. 0: as many as the system allows."
+        4_096,
+        ge=0,
+        description="Maximum open connections of each web process; further ones get 503. 0: as many as the system allows.",
     )
     max_address_connections: int = Field(
-        1_024, ge=0, description="Maximum open connections from one address, trusted proxies excepted. 0: no limit."
+        1_024,
+        ge=0,
+        description="Maximum open connections of each web process from one address, trusted proxies excepted. 0: no limit.",
     )
     max_sockets: int = Field(
         256,
         ge=0,
-        description="Maximum WebSockets: live connections of the console, and clients of /v1/responses. 0: no limit.",
+        description="Maximum WebSockets of each web process: live connections of the console, and clients of "
+        "/v1/responses. 0: no limit.",
     )
     load_timeout: Seconds = Field(
         120.0, description="Seconds that a request waits for its model to load; after that, it gets 503."
