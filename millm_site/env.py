@@ -338,12 +338,14 @@ class Environment(BaseSettings):
     max_connections: int = Field(
         4_096,
         ge=0,
-        description="Maximum open connections of each web process; further ones get 503. 0: as many as the system allows.",
+        description="Maximum open connections of each web process; further ones get 503. 0: as many as the system "
+        "allows.",
     )
     max_address_connections: int = Field(
         1_024,
         ge=0,
-        description="Maximum open connections of each web process from one address, trusted proxies excepted. 0: no limit.",
+        description="Maximum open connections of each web process from one address, trusted proxies excepted. "
+        "0: no limit.",
     )
     max_sockets: int = Field(
         256,
