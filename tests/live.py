@@ -71,9 +71,9 @@ class LiveServer:
 
     @property
     def engines(self) -> list[psutil.Process]:
-        """The engine processes of this machine, without Ray's."""
-        children = psutil.Process(self.pid).children()
-        return [child for child in children if child.cmdline()[2:3] != [] and "engine" in child.cmdline()[2]]
+        """The engine processes that the server started itself."""
+        children = [(child, " ".join(child.cmdline()[2:3])) for child in psutil.Process(self.pid).children()]
+        return [child for child, name in children if "engine" in name and "ray_driver" not in name]
 
     def wait_for(self, pattern: str | re.Pattern[str], timeout_s: float = PATIENCE_S) -> re.Match[str]:
         """The first match in a line not looked at before; fails with the output when the process ends without it."""
