@@ -1,4 +1,4 @@
-"""Users and groups in the admin: one page for name, password and role.
+"""Saved lists, users and groups in the admin: of a user, one page for name, password and role.
 
 Users who are not superusers can change only accounts and groups within their own permissions, and grant no others.
 """
@@ -8,14 +8,17 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
+from django.contrib.admin.utils import unquote
 from django.contrib.auth.admin import GroupAdmin, UserAdmin
 from django.contrib.auth.forms import AdminUserCreationForm
 from django.contrib.auth.models import Group, User
-from django.db.models import QuerySet
+from django.db.models import Count, QuerySet
 from django.forms import CheckboxSelectMultiple
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 
-from console.models import SingleSignOnIdentity
+from console.annotations import services as annotations
+from console.annotations.pages import may_read_notes, subject_url, visible_items
+from console.models import SavedItem, SavedList, SingleSignOnIdentity
 from inference.permissions import grantable_groups, grantable_permissions, has_rights_of, is_superuser
 
 admin.site.unregister(User)
@@ -93,3 +96,72 @@ class UserPages(LimitedToOwnRights, UserAdmin):  # type: ignore[type-arg]  # not
 @admin.register(Group)
 class GroupPages(LimitedToOwnRights, GroupAdmin):  # type: ignore[misc]  # both only restrict the choices of the form
     """Admin of groups, offering only permissions that the editing user has."""
+
+
+@admin.register(SavedList)
+class SavedListAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at run time
+    """Lists of features, vectors and requests, with the entries that the user may see."""
+
+    change_form_template = "admin/console/savedlist/change_form.html"
+    empty_words = "No lists yet. Save on the page of a feature, a vector or a request starts one."
+    list_display = ("name", "num_items", "description", "created_by", "created_at")
+    list_select_related = ("created_by",)
+    search_fields = ("name", "description")
+    fields = ("name", "description")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[SavedList]:
+        return super().get_queryset(request).annotate(item_count=Count("items"))
+
+    def has_delete_permission(self, request: HttpRequest, obj: SavedList | None = None) -> bool:
+        """Return whether the user may delete a list: who created it, or with the permission for all."""
+        is_own = obj is not None and obj.created_by_id is not None and obj.created_by_id == request.user.pk
+        return is_own or super().has_delete_permission(request, obj)
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        context = {**(extra_context or {})}
+        saved_list = self.get_object(request, unquote(object_id))
+        if isinstance(saved_list, SavedList) and self.has_view_permission(request, saved_list):
+            rows = visible_items(request.user, saved_list)
+            context["items"] = [_item(request, item) for item in rows[:MAX_ITEMS]]
+            context["num_more"] = max(0, rows.count() - MAX_ITEMS)
+        return super().change_view(request, object_id, form_url, context)
+
+    def save_model(self, request: HttpRequest, obj: SavedList, form: Any, change: bool) -> None:  # noqa: FBT001 - Django's
+        user: Any = request.user
+        if change:
+            annotations.save_list(saved_list=obj, user=user)
+            return
+        obj.pk = annotations.create_list(name=obj.name, description=obj.description, user=user).pk
+
+    def delete_model(self, request: HttpRequest, obj: SavedList) -> None:
+        annotations.delete_list(saved_list=obj, user=request.user)  # type: ignore[arg-type]  # staff
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[SavedList]) -> None:
+        for saved_list in queryset:
+            self.delete_model(request, saved_list)
+
+    def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
+        """Return one line per list instead of one per entry. Entries are only references."""
+        lines = [f"list {saved_list}" for saved_list in objs]
+        refused = not all(self.has_delete_permission(request, saved_list) for saved_list in objs)
+        return lines, {"lists": len(lines)}, {self.opts.verbose_name} if refused else set(), []
+
+    @admin.display(description="entries", ordering="item_count")
+    def num_items(self, saved_list: SavedList) -> int:
+        return int(saved_list.item_count)  # type: ignore[attr-defined]
+
+
+MAX_ITEMS = 500  # shown
+KINDS = {"feature": "feature", "vector_set": "vector", "request": "request"}
+
+
+def _item(request: HttpRequest, item: SavedItem) -> dict[str, Any]:
+    subject = item.subject
+    return {
+        "item": item,
+        "kind": KINDS[annotations.subject_field(subject)],
+        "url": subject_url(subject),
+        "note": item.note if may_read_notes(request.user, subject) else "",
+    }

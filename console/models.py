@@ -5,8 +5,12 @@ from __future__ import annotations
 from django.conf import settings
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
 
 from console.load.load import Load
+from openai_api.models import RequestLog
+from steering.models import Feature, VectorSet
 
 MINUTE_S = 60
 HOUR_S = 3_600
@@ -111,3 +115,84 @@ class UserPreferences(models.Model):
 
     def __str__(self) -> str:
         return f"preferences of {self.user}"
+
+
+SUBJECTS = ("feature", "vector_set", "request")
+Subject = Feature | VectorSet | RequestLog
+
+
+def _one_subject(name: str) -> models.CheckConstraint:
+    only = [Q(**{f"{each}__isnull": each != subject for each in SUBJECTS}) for subject in SUBJECTS]
+    return models.CheckConstraint(condition=only[0] | only[1] | only[2], name=name)
+
+
+class SubjectRow(models.Model):
+    """A row about a feature, a vector set or a logged request, deleted with it."""
+
+    feature = models.ForeignKey(Feature, null=True, on_delete=models.CASCADE, related_name="+")
+    vector_set = models.ForeignKey(VectorSet, null=True, on_delete=models.CASCADE, related_name="+")
+    request = models.ForeignKey(RequestLog, null=True, on_delete=models.CASCADE, related_name="+")
+
+    class Meta:
+        abstract = True
+
+    @property
+    def subject(self) -> Subject:
+        found = self.feature or self.vector_set or self.request
+        assert found is not None, "the database checks it"
+        return found
+
+
+class SavedList(models.Model):
+    """A named list of features, vectors and requests, shared by all staff with access to them."""
+
+    name = models.CharField(max_length=100, unique=True)
+    description = models.TextField(max_length=2000, blank=True)
+    created_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, editable=False, on_delete=models.SET_NULL)
+    created_at = models.DateTimeField(db_default=Now(), editable=False)
+
+    class Meta:
+        ordering = ("name",)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class SavedItem(SubjectRow):
+    """An entry of a list."""
+
+    saved_list = models.ForeignKey(SavedList, on_delete=models.CASCADE, related_name="items")
+    note = models.CharField(max_length=500, blank=True)
+    added_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+")
+    added_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        ordering = ("-added_at", "-pk")
+        default_permissions = ()
+        constraints = (
+            _one_subject("saved_item_has_one_subject"),
+            *(
+                models.UniqueConstraint(fields=("saved_list", subject), name=f"saved_{subject}_once")
+                for subject in SUBJECTS
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.subject} in {self.saved_list}"
+
+
+class Comment(SubjectRow):
+    """A remark of a user. ``username`` outlives the account."""
+
+    author = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+")
+    username = models.CharField(max_length=150)
+    text = models.TextField(max_length=4000)
+    created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        ordering = ("created_at", "pk")
+        default_permissions = ("view", "add", "delete")
+        constraints = (_one_subject("comment_has_one_subject"),)
+
+    def __str__(self) -> str:
+        return f"comment on {self.subject}"

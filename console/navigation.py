@@ -44,6 +44,7 @@ SECTIONS: tuple[tuple[str, tuple[Entry, ...]], ...] = (
                 "flask-conical",
                 (Tab("Steering studio", page="studio"), Tab("Playground", page="playground")),
             ),
+            Entry("Saved", "bookmark", (Tab("Saved lists", model="console.SavedList"),)),
         ),
     ),
     (

@@ -20,6 +20,7 @@ from django.db.models import Model, Q
 from django.http import HttpRequest, JsonResponse
 from django.urls import reverse
 
+from console.models import SavedList
 from console.navigation import sections
 from console.pages import Endpoint, Page, register_endpoint, register_page
 from inference.models import LanguageModel
@@ -212,6 +213,7 @@ SOURCES = (
     Source("SAEs", "sparkles", SAE, by_name("name", "model"), lambda row: f"of {row.model}"),
     Source("Features", "sparkles", Feature, _features, lambda row: row.description),
     Source("Vectors", "sparkles", VectorSet, by_name("name", "model"), lambda row: f"of {row.model}"),
+    Source("Saved lists", "bookmark", SavedList, by_name("name"), lambda row: row.description),
     Source("Voices", "box", Voice, by_name("name", "model"), lambda row: f"of {row.model}"),
     Source("API keys", "key-round", ApiKey, _keys, lambda row: row.note),
     Source(

@@ -243,7 +243,8 @@ class LanguageModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it take
 
     @admin.display(description="engine settings")
     def engine_settings(self, model: LanguageModel) -> str:
-        return _definitions(lambda: get_client().settings())
+        """Return the engine's settings, with the sizes that were chosen for the model while it is loaded."""
+        return _definitions(lambda: _with_chosen_sizes(get_client().settings(), services.describe_limits(model=model)))
 
     @admin.action(description="Load", permissions=["change"])
     def load_models(self, request: HttpRequest, queryset: QuerySet[LanguageModel]) -> None:
@@ -385,6 +386,28 @@ def _definitions(read: Callable[[], Mapping[str, object]]) -> str:
     rows = ((name.replace("_", " "), _readable(name, value)) for name, value in found.items())
     listed = format_html_join("", "<dt>{}</dt><dd>{}</dd>", rows)
     return format_html('<dl class="model-facts">{}</dl>', listed) if listed else ""
+
+
+CHOSEN = {
+    "max_seq_len": "max_seq_len",
+    "max_batch_size": "max_batch_size",
+    "max_prefill_tokens": "max_prefill_tokens",
+    "min_prefill_tokens": "min_prefill_tokens",
+    "kv_cache_bytes": "kv_bytes",
+}
+"""Sizes that are chosen by device and model where the setting is 0, and the limits that have the choice."""
+
+
+def _with_chosen_sizes(found: Mapping[str, object], limits: Mapping[str, object]) -> dict[str, object]:
+    """Return the settings with the choices in place of zeros: as sizes of a loaded model, otherwise as a word."""
+    return {name: value or _chosen(name, limits) if name in CHOSEN else value for name, value in found.items()}
+
+
+def _chosen(name: str, limits: Mapping[str, object]) -> str:
+    value = limits.get(CHOSEN[name])
+    if not value:
+        return "automatic"
+    return f"{_readable(name, value)}, chosen for {limits['device']}"
 
 
 def _readable(name: str, value: object) -> object:

@@ -17,11 +17,17 @@ from django.db.models import Model, Q, QuerySet
 
 from audit.origin import as_the_program
 
+NOTES = (
+    "console.view_comment",
+    "console.add_comment",
+    *(f"console.{action}_savedlist" for action in ("view", "add", "change")),
+)
 RESEARCHERS = (
     "inference.view_languagemodel",
     "media.view_voice",
     "console.view_loadsample",
     "console.use_playground",
+    *NOTES,
     *(
         f"steering.{action}_{model}"
         for model in ("sae", "feature", "steeringprofile", "featureedit", "vectorset")
@@ -43,8 +49,11 @@ AUDITORS = (
     "inference.view_languagemodel",
     "media.view_voice",
     "console.view_loadsample",
+    *NOTES,
     "openai_api.view_requestlog",
     "openai_api.view_prompt_text",
+    "openai_api.view_requestscore",
+    "openai_api.add_requestscore",
     "openai_api.export_requestlog",
     "openai_api.view_logaccess",
     "openai_api.view_apikey",

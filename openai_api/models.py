@@ -14,9 +14,9 @@ from django.utils import timezone
 
 from openai_api.keys.record import MANAGE_MODELS, MAX_INTENSITY, MEDIA_UNITS, DayUse, KeyRecord
 from openai_api.keys.scopes import Scope
-from openai_api.request_log.models import LogAccess, LogWords, SavedSearch
+from openai_api.request_log.models import LogAccess, LogWords, RequestScore, SavedSearch
 
-__all__ = ("ApiKey", "KeyDay", "LogAccess", "RequestLog", "SavedSearch")
+__all__ = ("ApiKey", "KeyDay", "LogAccess", "RequestLog", "RequestScore", "SavedSearch")
 
 ANY_HELP = "Separated by commas. Empty: all."
 
@@ -261,6 +261,13 @@ class RequestLog(models.Model):
     queue_ms = models.FloatField(null=True, blank=True)
     ttft_ms = models.FloatField("TTFT ms", null=True, blank=True)
     total_ms = models.FloatField(null=True, blank=True)
+    token_ms = ArrayField(
+        models.PositiveIntegerField(),
+        default=list,
+        blank=True,
+        db_default=[],
+        help_text="Times at which tokens came, in ms after the request was queued; of long answers evenly chosen ones.",
+    )
     client_address = models.GenericIPAddressField(null=True, blank=True)
     user = models.CharField(max_length=200, blank=True)
     parameters = models.JSONField(default=dict, blank=True)

@@ -9,13 +9,12 @@ from typing import Any
 
 from django.contrib.auth.models import User
 from django.db.models import Q
-from django.urls import reverse
 
 from core.errors import MillmError
 from inference.models import LanguageModel
 from steering.errors import InvalidProfileError
 from steering.features.admin import feature_url
-from steering.models import Feature, PlainVector, SteeringProfile, VectorSet
+from steering.models import Feature, PlainVector, SteeringProfile
 from steering.profiles.draft_form import UnsavedDraft, unsaved_draft
 from steering.profiles.drafts import edits_of, rows_of
 from steering.profiles.edit_preview import calibrated_strengths, preview_edit
@@ -26,6 +25,7 @@ from steering.spec.errors import InvalidSpecError
 from steering.spec.parsing import MAX_EDITS
 from steering.spec.rendering import edit_to_json
 from steering.spec.wording import describe_target
+from steering.vectors.dashboard import vector_url
 
 
 def read_edits(model: LanguageModel, items: Sequence[Any], user: User) -> tuple[EditSpec, ...]:
@@ -152,5 +152,7 @@ def _features(edits: Sequence[EditSpec]) -> dict[tuple[str, int] | None, Feature
 def _vector_url(edit: EditSpec) -> str:
     if not isinstance(edit.target, VectorTarget) or not edit.target.name:
         return ""
-    pk = VectorSet.objects.filter(name=edit.target.name).values_list("pk", flat=True).first()
-    return "" if pk is None else reverse("admin:steering_vectorset_change", args=[pk])
+    site = edit.target.site
+    vector = PlainVector.objects.filter(vector_set__name=edit.target.name, layer=site.layer, site=site.kind)
+    found = vector.defer("data").first()
+    return "" if found is None else vector_url(found)

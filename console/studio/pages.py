@@ -36,13 +36,13 @@ from steering.profiles.edit_preview import edit_choices
 from steering.services import create_profile, replace_draft
 from steering.spec.errors import InvalidSpecError
 from steering.spec.parsing import parse_edits
+from steering.vectors.dashboard import DEFAULT_PUSH, vector_url
 from steering.visibility import visible_profiles, visible_vectors
 
 VIEW, CHANGE, ADD = (f"steering.{action}_steeringprofile" for action in ("view", "change", "add"))
 SEE_FEATURES, SEE_VECTORS = "steering.view_feature", "steering.view_vectorset"
 NUM_FOUND, NUM_EXAMPLES, NUM_VERSIONS = 20, 3, 20
 MAX_VECTORS = 200
-VECTOR_STRENGTH = 0.1  # of the norm of the residual, as in the demo's profiles
 NUM_BEFORE, NUM_AFTER = 6, 30  # tokens of an example around its largest activation
 MAX_QUERY, MAX_TEXT = 200, 2000
 _EDITED = "The draft was changed by someone else. Load it again, or save your edits under another name."
@@ -244,9 +244,9 @@ def _vector_card(row: PlainVector, norm: float | None) -> dict[str, Any]:
         "layer": row.layer,
         "site": row.site,
         "label": str(row),
-        "url": reverse("admin:steering_vectorset_change", args=[row.vector_set_id]),
+        "url": vector_url(row),
         "unit": "resid_norm" if norm else "raw",
-        "strength": VECTOR_STRENGTH if norm else 1.0,
+        "strength": DEFAULT_PUSH if norm else 1.0,
         "facts": f"norm {row.norm:.3g}, from {row.vector_set.origin}",
         "examples": [],
     }

@@ -77,6 +77,8 @@ class ModelEngine:
             cache.backend,
             cache.num_bytes,
             cache.num_tokens,
+            config.max_prefill_tokens,
+            config.min_prefill_tokens,
         )
         accelerator = accelerate(loaded, cache, config)
         # Drafts decide what the next step is.

@@ -73,7 +73,8 @@ class ModelLimits:
 
     ``num_threads`` compute on a CPU. A sequence has at most ``max_seq_len`` tokens, and ``max_batch_size`` sequences
     run at once. The cache of ``kv_bytes`` holds ``kv_tokens`` tokens of all sequences together; embedding models have
-    none.
+    none. ``max_prefill_tokens`` of prompts are computed in one step, at least ``min_prefill_tokens`` while others
+    decode.
     """
 
     device: str = ""
@@ -84,6 +85,8 @@ class ModelLimits:
     kv_cache_backend: str = "none"
     kv_bytes: int = 0
     kv_tokens: int = 0
+    max_prefill_tokens: int = 0
+    min_prefill_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

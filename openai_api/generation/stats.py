@@ -92,6 +92,29 @@ class SequenceStats:
         return self.end.receipt if isinstance(self.end, FinishedEvent) else None
 
 
+class TokenTimes:
+    """Times at which tokens came: of few tokens all, of many every 2nd, 4th, 8th and so on."""
+
+    MAX = 64
+
+    def __init__(self) -> None:
+        self._times: list[float] = []
+        self._stride = 1
+        self._count = 0
+
+    def note(self, seconds: float) -> None:
+        if self._count % self._stride == 0:
+            self._times.append(seconds)
+            if len(self._times) > self.MAX:
+                self._times = self._times[::2]
+                self._stride *= 2
+        self._count += 1
+
+    @property
+    def milliseconds(self) -> tuple[int, ...]:
+        return tuple(round(1000 * seconds) for seconds in self._times)
+
+
 class GenerationStats:
     """Statistics of all sequences. ``prompt_lengths`` are in tokens; ``prompts`` gives each sequence's prompt."""
 
@@ -100,11 +123,16 @@ class GenerationStats:
         self._sequences = [SequenceStats(prompt) for prompt in prompts]
         self._began_at = time.monotonic()
         self._first_token_s: float | None = None
+        self._token_times = TokenTimes()
 
     def note(self, event: Event) -> None:
         self._sequences[event.index].note(event)
-        if self._first_token_s is None and isinstance(event, TokensEvent):
-            self._first_token_s = time.monotonic() - self._began_at
+        if isinstance(event, TokensEvent):
+            elapsed_s = time.monotonic() - self._began_at
+            if self._first_token_s is None:
+                self._first_token_s = elapsed_s
+            if event.index == 0:  # those of several answers would lie on one another
+                self._token_times.note(elapsed_s)
 
     @property
     def prompt_of_sequence(self) -> list[int]:
@@ -150,6 +178,7 @@ class GenerationStats:
             queue_ms=_milliseconds(one.queue_s for one in timings),
             ttft_ms=first_token_ms,
             submitted_at=self._began_at,
+            token_ms=self._token_times.milliseconds,
         )
 
 
@@ -165,6 +194,7 @@ def total_outcome(outcomes: Sequence[Outcome], receipts: Sequence[SteeringReceip
         queue_ms=outcomes[0].queue_ms,
         ttft_ms=outcomes[0].ttft_ms,
         submitted_at=outcomes[0].submitted_at,
+        token_ms=outcomes[0].token_ms,
         findings=tuple(finding for one in outcomes for finding in one.findings),
         tokens=tuple(record for one in outcomes for record in one.tokens),
     )

@@ -293,6 +293,7 @@ class Call:
             queue_ms=outcome.queue_ms,
             ttft_ms=outcome.ttft_ms,
             total_ms=total_ms,
+            token_ms=list(outcome.token_ms),
             user=self.user,
             parameters=self.parameters,
             prompt=self.prompt,

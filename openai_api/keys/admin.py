@@ -13,6 +13,7 @@ from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import models
 from django.db.models import Prefetch, QuerySet
+from django.forms.widgets import Script
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import render
 from django.template.defaultfilters import pluralize
@@ -134,7 +135,7 @@ class ApiKeyAdmin(KeyPages, admin.ModelAdmin):  # type: ignore[type-arg]  # it t
     )
     actions = ("revoke",)
     fieldsets = (
-        (None, {"fields": ("name", "owner", "note")}),
+        (None, {"fields": ("name", "owner", "note"), "classes": ("part-access",)}),
         (
             "Access",
             {
@@ -146,10 +147,11 @@ class ApiKeyAdmin(KeyPages, admin.ModelAdmin):  # type: ignore[type-arg]  # it t
                     "may_steer_inline",
                     ("min_intensity", "max_intensity"),
                     "shares_examples",
-                )
+                ),
+                "classes": ("part-access",),
             },
         ),
-        ("Request log", {"fields": ("log_content", "log_retention_days")}),
+        ("Request log", {"fields": ("log_content", "log_retention_days"), "classes": ("part-limits",)}),
         (
             "Limits",
             {
@@ -160,7 +162,8 @@ class ApiKeyAdmin(KeyPages, admin.ModelAdmin):  # type: ignore[type-arg]  # it t
                     tuple(f"{unit}_per_day" for unit in MEDIA_UNITS),
                     "priority",
                     "expires_at",
-                )
+                ),
+                "classes": ("part-limits",),
             },
         ),
         (
@@ -175,13 +178,15 @@ class ApiKeyAdmin(KeyPages, admin.ModelAdmin):  # type: ignore[type-arg]  # it t
                     "rotated_at",
                     "revoked_at",
                     "revoked_reason",
-                )
+                ),
+                "classes": ("part-usage",),
             },
         ),
     )
 
     class Media:
         css = {"all": ("openai_api/keys.css",)}
+        js = (Script("console/page-parts.js", type="module"),)
 
     def get_fieldsets(self, request: HttpRequest, obj: ApiKey | None = None) -> Any:
         """Hide the history of a key that does not exist yet."""

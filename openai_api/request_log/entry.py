@@ -36,7 +36,8 @@ class Outcome:
     steering_effects: tuple[SiteEffectBody, ...] = ()
     queue_ms: float | None = None
     ttft_ms: float | None = None
-    submitted_at: float | None = None  # of time.monotonic(); the times above are counted from it
+    submitted_at: float | None = None  # of time.monotonic(); the times above and below are counted from it
+    token_ms: tuple[int, ...] = ()
     findings: tuple[WatchMatch, ...] = ()
     tokens: tuple[TokenRecord, ...] = ()
     media: Mapping[str, float] = field(default_factory=dict)
@@ -75,6 +76,7 @@ class LogEntry:
     queue_ms: float | None = None
     ttft_ms: float | None = None
     total_ms: float | None = None
+    token_ms: list[int] = field(default_factory=list)
     user: str = ""
     parameters: dict[str, Any] = field(default_factory=dict)
     prompt: object = ""

@@ -34,6 +34,7 @@ from core.pagination import ByTime, Cursor
 from openai_api.database import in_database_however_long
 from openai_api.models import LogAccess, RequestLog
 from openai_api.request_log.access import EXPORT, may_see_text, record_access
+from openai_api.request_log.scores import exported_scores
 from openai_api.request_log.search import TEXTS, LogSearch
 from openai_api.request_log.search_form import SearchForm
 
@@ -91,6 +92,7 @@ COLUMNS = (
 )
 KEY_NAME = "api_key"
 KEY_PREFIX = "key_prefix"
+SCORES = "scores"
 Row = dict[str, Any]
 
 
@@ -105,7 +107,7 @@ class Export:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return (*COLUMNS, KEY_NAME, KEY_PREFIX, *(TEXTS if self.with_text else ()))
+        return (*COLUMNS, KEY_NAME, KEY_PREFIX, SCORES, *(TEXTS if self.with_text else ()))
 
     @property
     def file_name(self) -> str:
@@ -130,7 +132,9 @@ class Export:
     def _groups(self) -> Iterator[list[Row]]:
         for rows in _pages(self.search.rows()):
             for group in _small(rows) if self.with_text else [rows]:
-                yield _with_texts(group) if self.with_text else [_shown(row) for row in group]
+                scores = exported_scores([row["id"] for row in group], with_notes=self.with_text)
+                found = _with_texts(group) if self.with_text else [_shown(row) for row in group]
+                yield [{**row, SCORES: scores.get(row["id"], [])} for row in found]
 
 
 def start_export(

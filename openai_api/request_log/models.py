@@ -1,4 +1,4 @@
-"""Models of accesses to the request log and of saved searches, and the text search index."""
+"""Models of accesses to the request log, saved searches and scores, and the text search index."""
 
 from __future__ import annotations
 
@@ -25,6 +25,33 @@ class SavedSearch(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class RequestScore(models.Model):
+    """How good a person finds an answer, 0 to 1; one of each person for a request. Deleted with the request.
+
+    ``username`` outlives the account.
+    """
+
+    request = models.ForeignKey("openai_api.RequestLog", on_delete=models.CASCADE, related_name="scores")
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+")
+    username = models.CharField(max_length=150)
+    value = models.FloatField(help_text="0 is bad, 1 is good.")
+    note = models.TextField(max_length=1000, blank=True)
+    updated_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering = ("username", "pk")
+        default_permissions = ("view", "add")
+        verbose_name = "score"
+        constraints = (
+            models.UniqueConstraint(fields=("request", "user"), name="request_scored_once"),
+            models.CheckConstraint(condition=models.Q(value__gte=0, value__lte=1), name="score_is_a_share"),
+        )
+        indexes = (models.Index(fields=("value", "request"), name="score_value"),)
+
+    def __str__(self) -> str:
+        return f"score of {self.request_id}"
 
 
 class LogAccess(models.Model):

@@ -12,7 +12,7 @@ from operator import or_
 from django.db.models import Q, QuerySet
 
 from core.pagination import Cursor, KeysetPage
-from openai_api.models import RequestLog
+from openai_api.models import RequestLog, RequestScore
 from openai_api.request_id import request_id_of
 from openai_api.request_log.models import LogWords, search_query
 from openai_api.request_log.summary import CLIENT_DISCONNECTED
@@ -38,6 +38,11 @@ SOURCES = {
     "all": ("all", Q()),
     **{source.value: (f"{source.label} only", Q(source=source)) for source in RequestLog.Source},
 }
+SCORES = {
+    "any": ("scored", Q(value__gte=0)),
+    "good": ("good (0.5 or more)", Q(value__gte=0.5)),
+    "bad": ("bad (below 0.5)", Q(value__lt=0.5)),
+}
 TEXTS = ("prompt", "completion", "parameters", "error_message")
 
 
@@ -48,8 +53,8 @@ class LogSearch:
     user are left out, unless one is selected by its id.
 
     ``keys`` are primary keys; an empty tuple means requests without a key. ``key_prefix`` selects by the prefix of the
-    secret, refused or not, and ``keys`` adds rows older than that column. ``text`` requires the permission to see
-    texts, which the caller checks.
+    secret, refused or not, and ``keys`` adds rows older than that column. ``score`` selects requests that at least one
+    person scored so. ``text`` requires the permission to see texts, which the caller checks.
     """
 
     id: str = ""
@@ -67,6 +72,7 @@ class LogSearch:
     code: str = ""
     stream: bool | None = None
     slower_ms: float | None = None
+    score: str = ""
     text: str = ""
 
     def rows(self) -> QuerySet[RequestLog]:
@@ -94,6 +100,8 @@ class LogSearch:
             yield OUTCOMES[self.outcome][1]
         if self.profile:
             yield profile_condition(self.profile)
+        if self.score:
+            yield Q(pk__in=RequestScore.objects.filter(SCORES[self.score][1]).order_by().values("request"))
         if self.keys is not None:
             yield self._key_condition(self.keys)
         yield from self._times()
@@ -126,7 +134,7 @@ def profile_condition(profile: str) -> Q:
 
 def lean(rows: QuerySet[RequestLog]) -> QuerySet[RequestLog]:
     """Return the rows without columns that only the detail page shows: a list never fetches texts."""
-    return rows.select_related("api_key").defer(*TEXTS)
+    return rows.select_related("api_key").defer(*TEXTS, "token_ms")
 
 
 def estimated_rows(rows: QuerySet[RequestLog]) -> int:

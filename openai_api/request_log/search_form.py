@@ -17,7 +17,7 @@ from openai_api.keys.record import KEY_START, PREFIX_LENGTH, STATIC_PREFIX, STAT
 from openai_api.models import ApiKey, RequestLog
 from openai_api.request_id import ANSWERS, REQUEST
 from openai_api.request_log.models import MAX_SEARCH, has_words
-from openai_api.request_log.search import LAST, NONE, OTHERS, OUTCOMES, SOURCES, LogSearch
+from openai_api.request_log.search import LAST, NONE, OTHERS, OUTCOMES, SCORES, SOURCES, LogSearch
 from openai_api.request_log.summary import ROOT, visible_text
 from steering.models import SteeringProfile
 
@@ -81,6 +81,7 @@ class SearchForm(forms.Form):
     status = forms.IntegerField(required=False, min_value=100, max_value=599)
     code = forms.CharField(label="Error code", required=False, max_length=100)
     stream = forms.ChoiceField(label="Streamed", required=False, choices=[ANY, ("yes", "yes"), ("no", "no")])
+    score = forms.ChoiceField(required=False, choices=[ANY, *((name, title) for name, (title, _) in SCORES.items())])
     slower = forms.FloatField(label="Min duration (ms)", required=False, min_value=0, max_value=1e9)
     id = forms.CharField(label="Id starts with", required=False, max_length=64, help_text="of the request or response")
 
@@ -205,6 +206,7 @@ class SearchForm(forms.Form):
                     "outcome",
                     "status",
                     "code",
+                    "score",
                 )
             },
         )

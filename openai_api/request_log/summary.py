@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -19,6 +20,7 @@ def visible_text(text: str) -> str:
 
 
 WIDTH, HEIGHT = 1000, 16
+MAX_ALL_TICKS = 32  # a longer list may leave out tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ def _phases(row: RequestLog) -> Iterator[Phase]:
         cached = f", {row.cached_tokens} of them cached" if row.cached_tokens else ""
         yield Phase("prefill", at, max(row.ttft_ms, at), f"{row.prompt_tokens} prompt tokens{cached}")
         at = max(row.ttft_ms, at)
-        yield Phase("tokens", at, max(total, at), _speed(row.completion_tokens, total - at))
+        yield Phase("tokens", at, max(total, at), f"{_speed(row.completion_tokens, total - at)}{_pause(row)}")
     elif row.total_ms is not None:
         yield Phase("processed" if row.queue_ms is None else "after the queue", at, max(total, at))
 
@@ -70,15 +72,22 @@ def _speed(num_tokens: int, took_ms: float) -> str:
     return f"{num_tokens} tokens{speed}"
 
 
+def _pause(row: RequestLog) -> str:
+    """Describe the longest time without a token. Where only some times are kept, it cannot be told."""
+    gaps = [after - before for before, after in pairwise(row.token_ms)]
+    has_all = len(row.token_ms) <= MAX_ALL_TICKS or len(row.token_ms) >= row.completion_tokens
+    return f", longest pause {milliseconds(max(gaps))}" if gaps and has_all else ""
+
+
 def timeline_html(row: RequestLog) -> SafeString:
     """Render the phases as a bar and as text."""
     found = phases(row)
     if not found:
         return format_html("{}", "No timing data.")
-    return format_html("{}{}", _bar(found), _steps(row, found))
+    return format_html("{}{}", _bar(found, row.token_ms), _steps(row, found))
 
 
-def _bar(found: list[Phase]) -> SafeString:
+def _bar(found: list[Phase], token_ms: Sequence[int]) -> SafeString:
     whole = found[-1].end_ms or 1.0
     parts = (
         (
@@ -95,11 +104,18 @@ def _bar(found: list[Phase]) -> SafeString:
         "", '<rect class="log-{}" x="{}" y="0" width="{}" height="{}"><title>{}: {}</title></rect>', parts
     )
     return format_html(
-        '<svg class="log-timeline" viewBox="0 0 {} {}" preserveAspectRatio="none" aria-hidden="true">{}</svg>',
+        '<svg class="log-timeline" viewBox="0 0 {} {}" preserveAspectRatio="none" aria-hidden="true">{}{}</svg>',
         WIDTH,
         HEIGHT,
         rects,
+        _ticks(token_ms, whole),
     )
+
+
+def _ticks(token_ms: Sequence[int], whole_ms: float) -> SafeString:
+    """Return a line at each time at which tokens came."""
+    lines = "".join(f"M{min(at / whole_ms, 1.0) * WIDTH:.1f} 4V{HEIGHT}" for at in token_ms)
+    return format_html('<path class="log-ticks" d="{}"/>', lines) if lines else SafeString("")
 
 
 def _steps(row: RequestLog, found: list[Phase]) -> SafeString:

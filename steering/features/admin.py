@@ -29,11 +29,11 @@ from steering.errors import MeaningUnavailableError, SteeringError
 from steering.features.drawing import example_rows, histogram_picture, visible_token
 from steering.features.forms import MAX_TESTED, SteerForm, TextForm
 from steering.features.logit_lens import (
+    AnyLensTarget,
     LensBusyError,
     LensTarget,
     LensToken,
     LensUnavailableError,
-    LogitLens,
     get_lens_worker,
 )
 from steering.features.neighbours import find_cofiring, find_neighbours
@@ -91,14 +91,25 @@ def _cofiring(feature: Feature) -> dict[str, Any] | None:
     return {"num_tokens": found.num_tokens, "rows": rows}
 
 
-def _lens(feature: Feature) -> LogitLens:
-    subject = LensTarget(
+def _lens_target(feature: Feature) -> LensTarget:
+    return LensTarget(
         feature.sae.model.model_source,
         source_of(feature.sae),
         feature.index,
         feature.sae.site not in SAE.OUTSIDE_RESIDUAL,
     )
-    return get_lens_worker().compute_blocking(subject, _LENS_TIMEOUT_S)
+
+
+def lens_context(target: AnyLensTarget) -> dict[str, Any]:
+    """Return what lens.html shows: tables of tokens with the sizes of their bars, or the problem."""
+    try:
+        lens = get_lens_worker().compute_blocking(target, _LENS_TIMEOUT_S)
+    except LensUnavailableError as error:
+        return {"problem": str(error)}
+    except (LensBusyError, TimeoutError):
+        return {"problem": "The server is busy. Try again in a moment."}
+    tables = [("Promoted", _with_shares(lens.promoted)), ("Suppressed", _with_shares(lens.suppressed))]
+    return {"lens": lens, "lens_tables": tables}
 
 
 _DENSITIES = {
@@ -407,17 +418,7 @@ class FeatureAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
     def lens_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Render the logit lens. The page loads it separately, because the first one of a model takes seconds."""
         feature = self._seen(request, object_id)
-        context: dict[str, Any] = {"original": feature, "opts": self.opts}
-        try:
-            context["lens"] = lens = _lens(feature)
-            context["lens_tables"] = [
-                ("Promoted", _with_shares(lens.promoted)),
-                ("Suppressed", _with_shares(lens.suppressed)),
-            ]
-        except LensUnavailableError as error:
-            context["problem"] = str(error)
-        except (LensBusyError, TimeoutError):
-            context["problem"] = "The server is busy. Try again in a moment."
+        context = {"original": feature, "opts": self.opts, **lens_context(_lens_target(feature))}
         return TemplateResponse(request, f"{_TEMPLATES}/lens.html", context)
 
     def neighbours_view(self, request: HttpRequest, object_id: str) -> HttpResponse:

@@ -66,13 +66,21 @@ def _used(counts: Sequence[int]) -> list[int]:
     return list(counts[: last + 1])
 
 
-def _row(tokens: Sequence[str], values: Sequence[float]) -> ExampleRow:
-    largest = max(values)
+def centred_row(tokens: Sequence[str], values: Sequence[float]) -> ExampleRow:
+    """Return a text whose tokens are coloured by how far their values, which may be negative, exceed the mean."""
+    mean = sum(values) / len(values)
+    return _row(tokens, values, [value - mean for value in values])
+
+
+def _row(tokens: Sequence[str], values: Sequence[float], heats: Sequence[float] | None = None) -> ExampleRow:
+    """``heats`` are the numbers that the colours show, by default the values."""
+    shown = values if heats is None else heats
+    largest = max(shown)
     heated = (
-        HeatedToken(visible_token(token), value, round(NUM_HEATS * value / largest) if largest > 0 and value > 0 else 0)
-        for token, value in zip(tokens, values, strict=True)
+        HeatedToken(visible_token(token), value, round(NUM_HEATS * heat / largest) if largest > 0 and heat > 0 else 0)
+        for token, value, heat in zip(tokens, values, shown, strict=True)
     )
-    return ExampleRow(largest, tuple(heated))
+    return ExampleRow(max(values), tuple(heated))
 
 
 def visible_token(token: str) -> str:

@@ -1,4 +1,4 @@
-"""The logit lens of a feature: the tokens that its decoder row promotes and suppresses.
+"""The logit lens of a direction: the tokens that a decoder row or a steering vector promotes and suppresses.
 
 Lenses are computed on one background thread and cached, so that they do not slow down the engine.
 """
@@ -76,26 +76,46 @@ class LensTarget:
     index: int
     is_in_residual: bool = True
 
+    def direction(self) -> Floats:
+        """Return the decoder row; loads the SAE if necessary."""
+        row: Floats = get_compiler().sae(self.sae).decoder_row(self.index).float().numpy()
+        return row
+
+
+@dataclass(frozen=True, slots=True)
+class VectorLensTarget:
+    """A steering vector, as float32 in little-endian order. ``is_in_residual``: see LensTarget."""
+
+    model: ModelSource
+    data: bytes
+    is_in_residual: bool = True
+
+    def direction(self) -> Floats:
+        return np.frombuffer(self.data, "<f4")
+
+
+AnyLensTarget = LensTarget | VectorLensTarget
+
 
 class LensWorker:
     """Runs ``compute`` on one thread and caches results; at most MAX_WAITING lenses wait."""
 
-    def __init__(self, compute: Callable[[LensTarget], LogitLens]) -> None:
+    def __init__(self, compute: Callable[[AnyLensTarget], LogitLens]) -> None:
         self._compute = compute
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="logit-lens")
-        self._known: OrderedDict[LensTarget, LogitLens] = OrderedDict()
+        self._known: OrderedDict[AnyLensTarget, LogitLens] = OrderedDict()
         self._lock = threading.Lock()
         self._num_waiting = 0
 
-    async def look(self, subject: LensTarget) -> LogitLens:
+    async def look(self, subject: AnyLensTarget) -> LogitLens:
         """Return the lens. Raise LensUnavailableError, or LensBusyError if too many wait."""
         return await asyncio.shield(asyncio.wrap_future(self._begin(subject)))
 
-    def compute_blocking(self, subject: LensTarget, timeout_s: float) -> LogitLens:
+    def compute_blocking(self, subject: AnyLensTarget, timeout_s: float) -> LogitLens:
         """Return the lens, blocking the thread. Raises TimeoutError too."""
         return self._begin(subject).result(timeout_s)
 
-    def _begin(self, subject: LensTarget) -> Future[LogitLens]:
+    def _begin(self, subject: AnyLensTarget) -> Future[LogitLens]:
         with self._lock:
             if subject in self._known:
                 return _done(self._known[subject])
@@ -104,7 +124,7 @@ class LensWorker:
             self._num_waiting += 1
         return self._pool.submit(self._run, subject)
 
-    def _run(self, subject: LensTarget) -> LogitLens:
+    def _run(self, subject: AnyLensTarget) -> LogitLens:
         try:
             with borrowed_workers():
                 lens = self._compute(subject)
@@ -124,17 +144,17 @@ def _done(lens: LogitLens) -> Future[LogitLens]:
     return future
 
 
-def compute_lens(subject: LensTarget) -> LogitLens:
+def compute_lens(subject: AnyLensTarget) -> LogitLens:
     """Compute a lens. Takes seconds if the SAE is not loaded. Raise LensUnavailableError."""
     from steering.features.unembedding import UnembeddingError, open_unembedding  # imports torch
 
     if not subject.is_in_residual:
-        raise LensUnavailableError("The SAE does not write to the residual, so its features have no logit lens.")
+        raise LensUnavailableError("This direction is not one of the residual, so it has no logit lens.")
     try:
         folder = resolve_source(subject.model)
-        row = get_compiler().sae(subject.sae).decoder_row(subject.index).float().numpy()
+        direction = subject.direction()
         unembedding = open_unembedding(folder, trust_remote_code=subject.model.trust_remote_code)
-        return read_lens(unembedding.logits(row), _tokenizer(folder / "tokenizer.json"))
+        return read_lens(unembedding.logits(direction), _tokenizer(folder / "tokenizer.json"))
     except (SourceError, InvalidSAEError, UnembeddingError, OSError, ValueError, KeyError) as error:
         raise LensUnavailableError(str(error)) from error
 

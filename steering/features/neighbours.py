@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from inference.steering_refs import SAESource
 from inference.torch_threads import borrowed_workers
 from steering.models import Feature
 from steering.profiles.compilation import get_compiler
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_NEIGHBOURS = 100
 
@@ -62,10 +66,38 @@ def find_neighbours(sae: int, source: SAESource, index: int, count: int) -> list
 
     with torch.inference_mode(), borrowed_workers():
         rows = get_compiler().load_reader(source).weights.W_dec
-        norms = torch.linalg.vector_norm(rows, dim=-1).clamp_min(1e-8)
-        cosines = rows @ (rows[index] / norms[index]) / norms
+        cosines = _cosines(rows, rows[index])
         cosines[index] = -2.0
-        found = cosines.topk(min(count, len(rows) - 1))
-        near = dict(zip(found.indices.tolist(), found.values.tolist(), strict=True))
+        near = _largest(cosines, min(count, len(rows) - 1))
+    return _labelled(sae, near)
+
+
+def find_features_near(sae: int, source: SAESource, vector: bytes, count: int) -> list[NeighbourFeature]:
+    """Return the ``count`` features whose decoder rows have the largest cosine with a vector, largest first.
+
+    ``vector`` holds as many numbers as a decoder row, as float32. See :func:`find_neighbours` for the rest.
+    """
+    import torch
+
+    with torch.inference_mode(), borrowed_workers():
+        rows = get_compiler().load_reader(source).weights.W_dec
+        direction = torch.frombuffer(bytearray(vector), dtype=torch.float32).to(rows)
+        near = _largest(_cosines(rows, direction), min(count, len(rows)))
+    return _labelled(sae, near)
+
+
+def _cosines(rows: Tensor, direction: Tensor) -> Tensor:
+    import torch
+
+    norms = torch.linalg.vector_norm(rows, dim=-1).clamp_min(1e-8)
+    return rows @ (direction / torch.linalg.vector_norm(direction).clamp_min(1e-8)) / norms
+
+
+def _largest(cosines: Tensor, count: int) -> dict[int, float]:
+    found = cosines.topk(count)
+    return dict(zip(found.indices.tolist(), found.values.tolist(), strict=True))
+
+
+def _labelled(sae: int, near: dict[int, float]) -> list[NeighbourFeature]:
     labels = dict(Feature.objects.filter(sae_id=sae, index__in=near).values_list("index", "label"))
     return [NeighbourFeature(place, cosine, labels.get(place, "")) for place, cosine in near.items()]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from inference.interventions import Site
-from steering.models import SAE, Feature
+from steering.models import SAE, Feature, PlainVector
 from steering.residuals import open_engine_reader
 from steering.sae_registry.loaded_sae import load_registered_sae
 
@@ -73,6 +73,24 @@ def features_on(sae: SAE, text: str, limit: int) -> list[ActiveFeature]:
     rows = sae.features.filter(index__in=active).select_related("sae").defer(*_LARGE_FIELDS)
     found = [ActiveFeature(row, tokens, values[:, row.index].tolist()) for row in rows]
     return sorted(found, key=ActiveFeature.order)[:limit]
+
+
+def products_on(vector: PlainVector, text: str) -> dict[str, Any]:
+    """Return the tokens of a text, and on each the product of the residual and the vector, as watch rules measure it.
+
+    Loads the model if necessary. Raise MillmError: errors of loading and of the engine.
+    """
+    import torch
+
+    with open_engine_reader(vector.vector_set.model) as reader:
+        ids = reader.text.encode(text)[:MAX_TOKENS]
+        if not ids:
+            return {"tokens": [], "values": []}
+        with torch.inference_mode():
+            h = reader.read(ids, (vector.place,))[vector.place]
+            values = h.float() @ torch.frombuffer(bytearray(vector.data), dtype=torch.float32).to(h.device)
+        tokens = [reader.text.token_bytes(i).decode("utf-8", "replace") for i in ids]
+        return {"tokens": tokens, "values": values.tolist()}
 
 
 def _read(sae: SAE, text: str, part: Callable[[Tensor], Tensor]) -> tuple[list[str], Tensor | None]:

@@ -204,6 +204,11 @@ def calibrated_strengths(profile: SteeringProfile) -> dict[object, CalibratedStr
     }
 
 
+def calibrated_strength(profile: SteeringProfile, edit: EditSpec) -> CalibratedStrength | None:
+    """Return the strength of one edit that the profile's newest calibration proposes."""
+    return calibrated_strengths(profile).get(_key(edit))
+
+
 def _key(edit: EditSpec) -> object:
     target = edit.target
     what = (target.sae.checksum, target.index) if isinstance(target, FeatureTarget) else target

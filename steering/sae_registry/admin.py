@@ -104,10 +104,22 @@ class SAEAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at 
     list_select_related = ("model",)
     search_fields = ("name", "source")
     fieldsets = (
-        (None, {"fields": ("name", "model", "place", "features", "weights")}),
-        ("Health", {"fields": ("verdict", "l0_text", "fvu_text", "recovered_text", "dead_text", "norm_text")}),
-        ("Files", {"fields": ("source", "revision", "subfolder", "format", "checksum", "created_at")}),
-        ("Shape", {"fields": ("architecture", "normalization", "d_in", "d_sae")}),
+        (None, {"fields": ("name", "model", "place", "features", "weights"), "classes": ("part-health",)}),
+        (
+            "Health",
+            {
+                "fields": ("verdict", "l0_text", "fvu_text", "recovered_text", "dead_text", "norm_text"),
+                "classes": ("part-health",),
+            },
+        ),
+        (
+            "Files",
+            {
+                "fields": ("source", "revision", "subfolder", "format", "checksum", "created_at"),
+                "classes": ("part-files",),
+            },
+        ),
+        ("Shape", {"fields": ("architecture", "normalization", "d_in", "d_sae"), "classes": ("part-files",)}),
     )
 
     class Media:

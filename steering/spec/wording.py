@@ -72,7 +72,7 @@ class Change:
 
 def describe_edit(edit: EditSpec) -> str:
     """Return a description such as "tiny-sae #3 rain: add 0.5 × max activation, prompt only"."""
-    return f"{describe_target(edit)}: {_describe_action(edit)}"
+    return f"{describe_target(edit)}: {describe_action(edit)}"
 
 
 def describe_target(edit: EditSpec) -> str:
@@ -95,9 +95,7 @@ def changes(old: Sequence[EditSpec], new: Sequence[EditSpec]) -> list[Change]:
             lines.append(Change("added", describe_edit(edit)))
             continue
         gone.remove(former)
-        lines.append(
-            Change("changed", f"{describe_target(edit)}: {_describe_action(former)} → {_describe_action(edit)}")
-        )
+        lines.append(Change("changed", f"{describe_target(edit)}: {describe_action(former)} → {describe_action(edit)}"))
     return [*lines, *(Change("removed", describe_edit(edit)) for edit in gone)]
 
 
@@ -107,7 +105,8 @@ def _is_same_place(one: EditSpec, other: EditSpec) -> bool:
     return one.target == other.target
 
 
-def _describe_action(edit: EditSpec) -> str:
+def describe_action(edit: EditSpec) -> str:
+    """Return what an edit does, without its target, such as "add 0.5 × max activation, prompt only"."""
     return f"{_VERBS[edit.operation]}{_amount(edit)}{''.join(_conditions(edit))}"
 
 

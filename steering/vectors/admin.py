@@ -9,12 +9,13 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
+from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db.models import Count, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from core.errors import MillmError
@@ -25,10 +26,10 @@ from jobs.models import Job
 from steering.errors import SteeringError
 from steering.exchange.documents import MAX_BYTES
 from steering.models import SAE, PlainVector, VectorSet
-from steering.profiles.drafts import mean_norms
 from steering.saes.files import file_sha256
 from steering.sharing import SharingAdmin
 from steering.spec.errors import InvalidSpecError
+from steering.vectors.dashboard import VectorPages
 from steering.vectors.extraction import KIND, ExtractionParams, check_params, read_pairs, request_extraction
 from steering.vectors.services import (
     NewVector,
@@ -145,8 +146,10 @@ class AddVectorsForm(forms.ModelForm[VectorSet]):
 
 
 @admin.register(VectorSet)
-class VectorSetAdmin(SharingAdmin, admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
+class VectorSetAdmin(VectorPages, SharingAdmin, admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
     """Only the description and the groups can be edited, because published versions depend on the rest."""
+
+    change_form_template = "admin/steering/vectorset/change_form.html"
 
     change_list_template = "admin/steering/vectorset/change_list.html"
     owner_field = "created_by"
@@ -157,20 +160,11 @@ class VectorSetAdmin(SharingAdmin, admin.ModelAdmin):  # type: ignore[type-arg] 
     list_filter = ("model",)
     list_select_related = ("model", "created_by")
     search_fields = ("name", "description")
-    fields = (
-        "name",
-        "model",
-        "description",
-        "shared_with",
-        "origin_link",
-        "layers",
-        "checksum",
-        "created_by",
-        "created_at",
-    )
+    fields = ("description", "shared_with", "name", "model", "origin_link", "checksum", "created_by", "created_at")
 
     class Media:
-        css = {"all": ("steering/admin.css",)}
+        css = {"all": ("steering/admin.css", "steering/feature.css")}
+        js = ("steering/load_later.js",)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[VectorSet]:
         rows: QuerySet[VectorSet] = visible_vector_sets(request.user, super().get_queryset(request))
@@ -187,7 +181,7 @@ class VectorSetAdmin(SharingAdmin, admin.ModelAdmin):  # type: ignore[type-arg] 
     def get_readonly_fields(self, request: HttpRequest, obj: VectorSet | None = None) -> tuple[str, ...]:
         if obj is None:
             return ()
-        fixed = ("name", "model", "origin_link", "layers", "checksum", "created_by", "created_at")
+        fixed = ("name", "model", "origin_link", "checksum", "created_by", "created_at")
         return fixed if self.may_share(request, obj) else (*fixed, "shared_with")
 
     def save_model(self, request: HttpRequest, obj: VectorSet, form: Any, change: bool) -> None:  # noqa: FBT001 - Django's
@@ -232,24 +226,6 @@ class VectorSetAdmin(SharingAdmin, admin.ModelAdmin):  # type: ignore[type-arg] 
     def num_vectors(self, vector_set: VectorSet) -> int:
         return int(vector_set.vector_count)  # type: ignore[attr-defined]
 
-    @admin.display(description="vectors")
-    def layers(self, vector_set: VectorSet) -> SafeString:
-        """Return a table of the vectors with norms, and the relative size of a step of 1 raw."""
-        norms = mean_norms(vector_set.model_id)
-        rows = (
-            (
-                f"layer {vector.layer}, {vector.get_site_display()}",
-                f"{vector.norm:.4g}",
-                _push(vector, vector.reference_norm or norms.get(vector.place)),
-            )
-            for vector in vector_set.vectors.defer("data")
-        )
-        heads = format_html_join(
-            "", '<th scope="col">{}</th>', ((head,) for head in ("Place", "Norm", "Relative size of 1 raw"))
-        )
-        body = format_html_join("", "<tr><td>{}</td><td>{}</td><td>{}</td></tr>", rows)
-        return format_html('<table class="steering-edits"><thead><tr>{}</tr></thead>{}</table>', heads, body)
-
     def get_urls(self) -> list[Any]:
         view = self.admin_site.admin_view(self.extract_view)
         return [path("extract/", view, name="steering_vectorset_extract"), *super().get_urls()]
@@ -257,6 +233,15 @@ class VectorSetAdmin(SharingAdmin, admin.ModelAdmin):  # type: ignore[type-arg] 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
         """Render the list with the jobs that compute vectors now; the page updates when they finish."""
         return super().changelist_view(request, {**(extra_context or {}), "extractions": open_extractions(request)})
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        context = {**(extra_context or {})}
+        found = self.get_object(request, unquote(object_id))
+        if isinstance(found, VectorSet):
+            context |= {**self.vector_context(request, found), "origin": self.origin_link(found)}
+        return super().change_view(request, object_id, form_url, context)
 
     def extract_view(self, request: HttpRequest) -> HttpResponse:
         if not self.has_add_permission(request):
@@ -293,7 +278,3 @@ class PlainVectorAdmin(ReadOnlyAdmin):
         if model.isdecimal():
             queryset = queryset.filter(vector_set__model_id=int(model))
         return super().get_search_results(request, queryset, search_term)
-
-
-def _push(vector: PlainVector, reference_norm: float | None) -> str:
-    return f"{vector.norm / reference_norm:.3g}" if reference_norm else "unknown"

@@ -224,6 +224,15 @@ send_test_event(endpoint=create_endpoint(endpoint=hook, user=root).endpoint)
 calm = ProfileVersion.objects.filter(profile__name="joyful").first()
 policy = SteeringPolicy(version=calm, reason="Public demos stay cheerful.", is_active=False)
 lifecycle.save_policy(policy=policy, user=root)
+from console.annotations.services import add_comment, create_list, save_to_list
+from openai_api.request_log.scores import save_score
+otto = User.objects.get(username="otto")
+weather = create_list(name="Weather", description="Features and requests for the talk on rain.", user=rita)
+logged = RequestLog.objects.filter(profile__startswith="gloomy").first()
+for subject, note in ((feature, "Fires on storms, too."), (probe.vector_set, ""), (logged, "Too much rain.")):
+    save_to_list(saved_list=weather, subject=subject, note=note, user=rita)
+    add_comment(subject=subject, text="Compare it with the sea.\nIt is close.", user=otto)
+save_score(row=logged, value=0, note="Sad, where a story was asked for.", user=otto)
 conditions = {"key": "nightly evaluation", "outcome": "error"}
 save_search(owner=root, name="Failures of the nightly run", conditions=conditions)
 save_search(owner=rita, name="Harbour", conditions={"profile": "harbour"}, is_shared=True)

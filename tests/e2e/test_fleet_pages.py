@@ -93,7 +93,7 @@ def test_a_key_is_made_used_rotated_and_revoked(page: Page, live_site: LiveSite)
 
     assert models(first) > 0
     page.click("text=I have saved it")
-    expect(page.locator("#usage svg").first).to_be_visible()
+    expect(page.locator(".key-usage svg").first).to_be_visible()
     page.click("#key-acts a:has-text('Rotate')")
     page.click("input[type=submit]")
     second = page.inner_text("#plain-key").strip()

@@ -24,6 +24,7 @@ NO_PAGES = {
     # asked for by scripts
     *("autocomplete", "jsi18n", "view_on_site", "inference_languagemodel_live", "steering_feature_lens"),
     *("steering_feature_neighbours", "steering_feature_test"),
+    *("steering_vectorset_lens", "steering_vectorset_neighbours", "steering_vectorset_test"),
     *("console_playground_features", "console_playground_labels", "console_playground_draft", "console_palette"),
     *("console_studio_profile", "console_studio_features", "console_studio_text", "console_studio_vectors"),
     *("console_studio_edits", "console_studio_save"),
@@ -37,6 +38,7 @@ NO_PAGES = {
         "jobs_job_retry",
     ),
     *("openai_api_requestlog_export", "openai_api_requestlog_save_search", "openai_api_requestlog_delete_search"),
+    *("openai_api_requestlog_score", "console_comment", "console_delete_comment", "console_save", "console_unsave"),
     *("steering_evaluation_use", "steering_feature_steer", "steering_steeringprofile_outcomes"),
     "steering_steeringprofile_measure",
     *("steering_sae_check", "steering_sae_load", "steering_sae_unload", "steering_sae_embed", "steering_sae_effects"),

@@ -172,4 +172,5 @@ def test_research_images(page: Page, live_site: LiveSite):
     part(page, "research-sweep", page.locator(".evaluation"), height=1_000)
     page.goto(f"{live_site.url}/admin/steering/steeringprofile/")
     page.get_by_role("link", name="seaside", exact=True).click()
+    page.locator("[data-parts]").get_by_role("link", name="Published versions").click()
     part(page, "research-published", page.locator("#evidence"), page.locator("#versions"))

@@ -89,6 +89,7 @@ class Walk:
         self.page.set_input_files("[name=file]", labels)
         self.page.get_by_role("button", name="Import").click()
         self.message("2 ")
+        self.page.get_by_role("link", name="Measure and label").click()
         self.page.fill("#check [name=tokens]", "2000")
         self.page.click("#check button")
         self.succeed()
@@ -186,6 +187,7 @@ def test_from_files_to_a_key_s_default_and_back(page: Page, live_site: LiveSite,
 
     walk.open("steering/steeringprofile/")
     page.click("#result_list >> text='walked'")
+    page.locator("[data-parts]").get_by_role("link", name="Published versions").click()
     page.locator("#versions tr", has_text="walked@1").get_by_text("Roll back…").click()
     page.fill("textarea[name=note], input[name=note]", "The guess was better.")
     page.get_by_role("button", name="Roll back").click()

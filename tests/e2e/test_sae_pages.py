@@ -17,6 +17,7 @@ SAES = "/admin/steering/sae/"
 def test_measure_find_look_and_steer(page: Page, live_site: LiveSite):
     page.goto(f"{live_site.url}{SAES}")
     page.click("#result_list tbody th a")
+    page.get_by_role("link", name="Measure and label").click()
     page.fill("#check [name=tokens]", "8000")
     page.click("#check button")
     state = page.locator("#content")

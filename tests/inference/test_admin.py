@@ -274,7 +274,7 @@ def test_a_model_s_page_shows_the_kernels_that_run_it(admin_client, models):
 def test_a_loaded_model_s_page_shows_its_cache_and_what_else_was_chosen_for_it(admin_client, models):
     class Attached(FakeLoop):
         def stats(self):
-            limits = ModelLimits("cpu", "float32", 2, 256, 16, "contiguous", 3 * 2**20, 3072)
+            limits = ModelLimits("cpu", "float32", 2, 256, 16, "contiguous", 3 * 2**20, 3072, 512, 0)
             return EngineStats("idle", by_model=(ModelStats(models[0].name, limits),))
 
     runtime.install(ENGINE_CLIENT, LocalEngineClient(lambda publish: Attached()))
@@ -283,6 +283,22 @@ def test_a_loaded_model_s_page_shows_its_cache_and_what_else_was_chosen_for_it(a
     for name, shown in (("kv bytes", "3.0 MB"), ("kv tokens", "3072"), ("max seq len", "256"), ("device", "cpu")):
         assert f"<dt>{name}</dt><dd>{shown}</dd>" in page
     assert "Shown while the model is loaded." in detail_of(admin_client, models[1])
+
+
+def test_the_page_shows_the_sizes_that_were_chosen_where_the_setting_is_zero(admin_client, models):
+    class Attached(FakeLoop):
+        def stats(self):
+            limits = ModelLimits("cuda:0", "bfloat16", 2, 256, 64, "paged", 3 * 2**20, 3072, 4096, 512)
+            return EngineStats("idle", by_model=(ModelStats(models[0].name, limits),))
+
+    loop = Attached(config=EngineConfig(max_batch_size=0, max_prefill_tokens=0))
+    runtime.install(ENGINE_CLIENT, LocalEngineClient(lambda publish: loop))
+    page = html.unescape(detail_of(admin_client, models[0])).replace("\xa0", " ")
+
+    for name, shown in (("max batch size", 64), ("max prefill tokens", 4096), ("min prefill tokens", 512)):
+        assert f"<dt>{name}</dt><dd>{shown}, chosen for cuda:0</dd>" in page
+    assert "<dt>kv cache bytes</dt><dd>3.0 MB, chosen for cuda:0</dd>" in page
+    assert "<dt>max batch size</dt><dd>automatic</dd>" in detail_of(admin_client, models[1])
 
 
 def test_outside_the_server_the_page_says_why_it_does_not_know(admin_client, models):

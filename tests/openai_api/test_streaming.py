@@ -168,6 +168,8 @@ async def test_a_normal_stream_leaves_one_row(api: Api):
     assert (entry.steering_expected, entry.steering_applied) == (9, 9)
     assert (entry.queue_ms, entry.ttft_ms) == (1.0, 2.0)
     assert entry.total_ms is not None
+    assert entry.token_ms == sorted(entry.token_ms)
+    assert 0 < len(entry.token_ms) <= entry.completion_tokens
     assert entry.completion == "Hello sea"
 
 

@@ -191,7 +191,7 @@ class TestPage:
 
     def test_number_of_queries(self, admin, measured, django_assert_max_num_queries):
         page(admin, CHANGE, measured.pk)
-        with django_assert_max_num_queries(13):
+        with django_assert_max_num_queries(16):
             page(admin, CHANGE, measured.pk)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from django.contrib.auth.models import User
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.management import CommandError, call_command
 from django.db import IntegrityError, transaction
@@ -20,11 +22,15 @@ from steering import services
 from steering.errors import IncompatibleSAEError, InUseError, InvalidProfileError
 from steering.exchange.exports import draft_document
 from steering.exchange.imports import ImportOptions, import_profiles, plan_import
+from steering.features.drawing import centred_row
 from steering.models import FeatureEdit, PlainVector, SteeringProfile, VectorSet, VersionVector
 from steering.profiles import lifecycle
+from steering.profiles.compilation import get_compiler
 from steering.profiles.drafts import draft_edits
 from steering.profiles.inline_edits import read_short_edits
+from steering.profiles.snapshot import source_of
 from steering.spec.wording import describe_edit
+from steering.vectors.dashboard import vector_url
 from steering.vectors.services import NewVector, delete_vectors, save_vectors
 from tests.steering.edits import keep_norm, vector_edit
 from tests.steering.pages import page, said, staff
@@ -60,6 +66,82 @@ def upload(client: Client, data: bytes, name: str, model: Any, **fields: object)
     return client.post(reverse(ADD), form | fields)
 
 
+class TestPage:
+    """Lens and texts need an engine or a real model: tests/e2e/test_vector_page.py."""
+
+    def test_shows_one_vector_of_the_set_with_its_place(self, admin, calm):
+        html = page(admin, SET, calm.pk)
+        assert "Steering vector, layer 0 (resid_post)" in html
+        second = calm.vectors.get(layer=2)
+        html = admin.get(vector_url(second)).content.decode()
+        assert "Steering vector, layer 2 (resid_post)" in html
+        assert f'?vector={second.pk}" aria-current="page"' in html
+        for wrong in ("x", "-1", str(10**20), "\0"):
+            assert "layer 0 (resid_post)" in admin.get(reverse(SET, args=[calm.pk]), {"vector": wrong}).content.decode()
+
+    def test_the_panel_begins_with_the_vector(self, admin, calm):
+        PlainVector.objects.filter(layer=2).update(reference_norm=20.0)
+        edits = [json.loads(admin.get(vector_url(one)).context["try_json"])["edit"] for one in calm.vectors.all()]
+        assert [(edit["set"], edit["layer"], edit["unit"], edit["strength"]) for edit in edits] == [
+            ("calm", 0, "raw", 1.0),
+            ("calm", 2, "resid_norm", 0.1),
+        ]
+        for edit in edits:
+            assert len(read_short_edits(calm.model, [edit])) == 1
+
+    def test_similar_directions_of_the_nearest_sae_and_of_other_vectors(self, admin, calm, sae, model):
+        row = get_compiler().sae(source_of(sae)).weights.W_dec[1]
+        near = [NewVector(Site(1), tuple((2 * row).tolist()))]
+        found = save_vectors(name="cats", model=model, vectors=near, origin="a row of the SAE")
+        html = page(admin, "admin:steering_vectorset_neighbours", found.vectors.get().pk)
+        assert re.search(r"#1 cats and kittens</a></td><td>1.00<", html)
+        assert [text in html for text in ("calm at layer 0", "calm at layer 2", "cats at")] == [True, True, False]
+
+    def test_nothing_is_near_where_no_sae_writes(self, admin, model, sae):
+        heads = [NewVector(Site(0, "attn_out"), tuple(range(1, D_IN + 1)))]
+        found = save_vectors(name="heads", model=model, vectors=heads, origin="heads.npz").vectors.get()
+        assert "No SAE of this model writes where" in page(admin, "admin:steering_vectorset_neighbours", found.pk)
+        lens = page(admin, "admin:steering_vectorset_lens", found.pk)
+        assert "This direction is not one of the residual" in lens
+
+    def test_profiles_that_use_it(self, admin, using, calm, django_assert_max_num_queries):
+        vector = calm.vectors.get(layer=2)
+        url = vector_url(vector)
+        assert "No profile steers with this vector yet." in page(admin, SET, calm.pk)
+        assert "gloomy (draft)" in admin.get(url).content.decode()
+        lifecycle.publish_profile(profile=using, user=None)
+        html = admin.get(url).content.decode()
+        assert re.search(r"gloomy@1</a></dt><dd>add 0.5", html)
+        with django_assert_max_num_queries(30):
+            admin.get(url)
+
+    def test_profiles_of_others_are_not_named(self, using, calm):
+        SteeringProfile.objects.update(owner=User.objects.create_user("rita"))
+        client = staff("view_vectorset", "view_steeringprofile", "view_profileversion")
+        html = client.get(vector_url(calm.vectors.get(layer=2))).content.decode()
+        assert "calm" in html
+        assert "gloomy" not in html
+
+    def test_a_vector_of_somebody_else_is_absent(self, calm):
+        VectorSet.objects.update(created_by=User.objects.create_user("rita"))
+        client = staff("view_vectorset", "view_feature")
+        pk = calm.vectors.get(layer=2).pk
+        for name in ("lens", "neighbours", "test"):
+            assert client.get(reverse(f"admin:steering_vectorset_{name}", args=[pk])).status_code == 404
+
+    def test_a_text_needs_the_permission_to_generate(self, admin, calm):
+        url = reverse("admin:steering_vectorset_test", args=[calm.vectors.first().pk])
+        assert "steering-note" in admin.get(url, {"text": "rain"}).content.decode(), "this process has no engine"
+        client = staff("view_vectorset")
+        assert client.get(url, {"text": "rain"}).status_code == 403
+        assert 'id="try"' not in client.get(vector_url(calm.vectors.first())).content.decode()
+
+    def test_a_text_is_coloured_where_it_is_above_its_mean(self):
+        row = centred_row(["a", "b", "\n"], [-5.0, -1.0, -3.0])
+        assert [(token.text, token.heat) for token in row.tokens] == [("a", 0), ("b", 9), ("⏎", 0)]
+        assert row.max_value == -1.0
+
+
 class TestFiles:
     def test_repeng_gguf_in_the_admin(self, admin, model):
         assert upload(admin, gguf(directions(0, 2)), "calm.gguf", model).status_code == 302
@@ -70,15 +152,17 @@ class TestFiles:
             assert vector.norm == pytest.approx(np.linalg.norm(vector.values))
         html = page(admin, SET, saved.pk)
         assert "layer 0, residual after the layer" in html
-        assert f"{saved.vectors.get(layer=2).norm:.4g}" in html
+        second = saved.vectors.get(layer=2)
+        assert f"{second.norm:.4g}" in admin.get(vector_url(second)).content.decode()
         page(admin, "admin:steering_vectorset_changelist")
         assert AuditEvent.objects.get(action="vectors").detail == "added: 2 from calm.gguf"
 
     def test_push_is_known_where_the_residual_was_measured(self, admin, calm, sae):
-        norm = calm.vectors.get(layer=2).norm
-        assert f"{norm / 20:.3g}" not in page(admin, SET, calm.pk)
+        vector = calm.vectors.get(layer=2)
+        shown = f"<dd>{vector.norm / 20:.3g} × residual norm</dd>"
+        assert shown not in admin.get(vector_url(vector)).content.decode()
         PlainVector.objects.filter(layer=2).update(reference_norm=20.0)
-        assert f"{norm / 20:.3g}" in page(admin, SET, calm.pk)
+        assert shown in admin.get(vector_url(vector)).content.decode()
 
     @pytest.mark.parametrize(
         ("data", "name", "message"),

@@ -1,6 +1,7 @@
 // Show one part of a long page at a time. The page has <nav class="tabs" data-parts hidden> with a link to
-// #NAME for each part, and elements with the class part-NAME. Without JavaScript the parts follow one another.
-// A part is chosen by the address; otherwise it is the one with an error, the last one on this page, or the first.
+// #NAME for each part, and elements with the class part-NAME; one with several of them belongs to several parts.
+// Without JavaScript the parts follow one another. A part is chosen by the address, which may also name an element
+// in it; otherwise it is the one with an error, the last one on this page, or the first.
 
 const nav = document.querySelector("[data-parts]");
 const links = [...(nav?.querySelectorAll("a") ?? [])];
@@ -8,6 +9,7 @@ const key = `part of ${location.pathname}`;
 
 const nameOf = (link) => link.hash.slice(1);
 const elementsOf = (name) => [...document.querySelectorAll(`.part-${name}`)];
+const isIn = (element, name) => element.classList.contains(`part-${name}`);
 const names = links.map(nameOf).filter((name) => elementsOf(name).length);
 
 function show(chosen) {
@@ -16,21 +18,39 @@ function show(chosen) {
     link.hidden = !names.includes(name);
     if (name === chosen) link.setAttribute("aria-current", "true");
     else link.removeAttribute("aria-current");
-    for (const element of elementsOf(name)) element.hidden = name !== chosen;
+    for (const element of elementsOf(name)) element.hidden = !isIn(element, chosen);
   }
   sessionStorage.setItem(key, chosen);
 }
 
+function partAround(element) {
+  const inside = names.map((name) => element?.closest(`.part-${name}`)).find(Boolean);
+  return names.find((name) => inside && isIn(inside, name));
+}
+
 function chosenPart() {
-  const asked = location.hash.slice(1);
+  const asked = decodeURIComponent(location.hash.slice(1));
   if (names.includes(asked)) return asked;
+  const around = partAround(document.getElementById(asked));
+  if (around) return around;
   const wrong = names.find((name) => elementsOf(name).some((element) => element.querySelector(".errorlist")));
   const last = sessionStorage.getItem(key);
   return wrong ?? (names.includes(last) ? last : names[0]);
 }
 
+function showChosen() {
+  show(chosenPart());
+  const asked = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (asked && partAround(asked)) asked.scrollIntoView();
+}
+
 if (names.length > 1) {
   nav.hidden = false;
-  show(chosenPart());
-  addEventListener("hashchange", () => show(chosenPart()));
+  showChosen();
+  addEventListener("hashchange", showChosen);
+  // The browser cannot show what is wrong with a field of a hidden part.
+  document.addEventListener("invalid", (event) => {
+    const part = partAround(event.target);
+    if (part && event.target.closest("[hidden]")) show(part);
+  }, true);
 }

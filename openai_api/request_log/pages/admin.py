@@ -22,11 +22,11 @@ from core.read_only_admin import ReadOnlyAdmin
 from core.times import utc_text
 from openai_api.models import LogAccess, RequestLog
 from openai_api.request_log.access import may_see_text, record_access
+from openai_api.request_log.conversations import earlier_chats, earlier_turns, next_chat
 from openai_api.request_log.entry import TOKENS, quotes_client, without_texts
 from openai_api.request_log.export import ExportPages
 from openai_api.request_log.pages.detail import (
     conversation,
-    earlier_turns,
     effect_text,
     has_tokens,
     key_link,
@@ -42,6 +42,7 @@ from openai_api.request_log.pages.messages import pretty_json
 from openai_api.request_log.pages.replay import ReplayPages, is_replayable
 from openai_api.request_log.pages.search import SearchPages
 from openai_api.request_log.replay import ReplayError, curl_command
+from openai_api.request_log.scores import ScorePages, scores_context
 from openai_api.request_log.search_form import SearchForm
 from openai_api.request_log.summary import badge_of, timeline_html, visible_text
 from openai_api.request_log.writer import log_backlog
@@ -96,7 +97,7 @@ def _curl(request: HttpRequest, row: RequestLog) -> str:
 
 
 @admin.register(RequestLog)
-class RequestLogAdmin(ExportPages, ReplayPages, SearchPages, ReadOnlyAdmin):
+class RequestLogAdmin(ExportPages, ReplayPages, ScorePages, SearchPages, ReadOnlyAdmin):
     """Texts are shown to users with the permission for them, and each such access is recorded."""
 
     STEERING = (("Steering", {"fields": ("steering_proof", "watched")}),)
@@ -155,6 +156,7 @@ class RequestLogAdmin(ExportPages, ReplayPages, SearchPages, ReadOnlyAdmin):
             "sees_text": sees_text,
             "newer": newer,
             "older": older,
+            **scores_context(request.user, row),
             "filters": urlencode({FILTERS: urlencode(form.conditions)}) if form.conditions else "",
             "results": f"?{urlencode(form.conditions)}" if form.conditions else "",
         }
@@ -165,6 +167,7 @@ class RequestLogAdmin(ExportPages, ReplayPages, SearchPages, ReadOnlyAdmin):
                 ids = [turn.pk for turn in turns]
                 record_access(act=LogAccess.Act.LIST, user=request.user, detail={"requests": ids}, num_rows=len(turns))
                 context |= {"turns": turns_html(turns), "num_turns": len(turns)}
+            context |= {"earlier_chats": earlier_chats(row), "next_chat": next_chat(row)}
             context["tokens"] = tokens_html(row, request.user, explain_url=url)
             context["curl"] = _curl(request, row)
             context["studio"] = studio_url(row) if request.user.has_perm("console.use_playground") else ""

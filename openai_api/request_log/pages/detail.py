@@ -21,7 +21,6 @@ from core.pagination import ByTime
 from core.times import utc_text
 from inference.interventions import site_label
 from openai_api.models import RequestLog
-from openai_api.request_id import request_id_of
 from openai_api.request_log.entry import TOKENS
 from openai_api.request_log.pages.messages import Message, messages
 from openai_api.request_log.summary import key_text, visible_text
@@ -32,7 +31,6 @@ from steering.profiles.snapshot import DRAFT
 MAX_EVENTS = 100
 
 
-PREVIOUS = "previous_response_id"
 ROLES = ("system", "developer", "user", "assistant", "tool")  # those with a look of their own
 
 
@@ -43,7 +41,7 @@ def conversation(row: RequestLog) -> SafeString:
     return format_html_join("", "{}", ((message_html(message),) for message in said))
 
 
-STUDIO_SETTINGS = ("seed", "max_tokens", "temperature")
+STUDIO_SETTINGS = ("seed", "max_tokens", "temperature", "frequency_penalty", "presence_penalty")
 MAX_ADDRESS = 16_000  # characters of the studio's state, as in its scripts
 
 
@@ -67,23 +65,6 @@ def studio_url(row: RequestLog) -> str:
     packed = base64.urlsafe_b64encode(text).decode().rstrip("=")
     url = f"{reverse('admin:console_studio')}#{packed}"
     return url if prompts and len(packed) <= MAX_ADDRESS else ""
-
-
-MAX_TURNS = 20
-
-
-def earlier_turns(row: RequestLog) -> list[RequestLog]:
-    """Return the requests whose responses this one continues (`previous_response_id`), the oldest first."""
-    turns: list[RequestLog] = []
-    seen = {row.pk}
-    while row.status < 400 and len(turns) < MAX_TURNS and isinstance(row.parameters.get(PREVIOUS), str):
-        pk = request_id_of(row.parameters[PREVIOUS])
-        found = None if pk in seen else RequestLog.objects.filter(pk=pk).first()
-        if found is None:
-            break
-        seen.add(pk)
-        turns.insert(0, row := found)
-    return turns
 
 
 def turns_html(turns: Iterable[RequestLog]) -> SafeString:

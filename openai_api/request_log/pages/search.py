@@ -26,6 +26,8 @@ from openai_api.models import LogAccess, RequestLog, SavedSearch
 from openai_api.request_log.access import may_see_text, record_access
 from openai_api.request_log.pages.histogram import histogram
 from openai_api.request_log.pages.messages import Excerpt, fetch_excerpts
+from openai_api.request_log.scores import VIEW as SEE_SCORES
+from openai_api.request_log.scores import mean_scores
 from openai_api.request_log.search import LogSearch, lean, size_text
 from openai_api.request_log.search_form import CURSORS, SearchForm
 from openai_api.request_log.summary import (
@@ -77,9 +79,10 @@ class LogLine:
     key: str
     user: str
     excerpt: Excerpt | None
+    score: float | None = None
 
     @classmethod
-    def from_row(cls, row: RequestLog, now: datetime, excerpt: Excerpt | None) -> LogLine:
+    def from_row(cls, row: RequestLog, now: datetime, excerpt: Excerpt | None, score: float | None = None) -> LogLine:
         return cls(
             pk=row.pk,
             created_at=row.created_at,
@@ -98,6 +101,7 @@ class LogLine:
             key=key_text(row),
             user=visible_text(row.user),
             excerpt=excerpt,
+            score=score,
         )
 
 
@@ -209,8 +213,9 @@ class SearchPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
             return {"problems": [str(error)]}
         now = timezone.now()
         excerpts = self._excerpts(request, form, page.rows)
+        scores = mean_scores([row.pk for row in page.rows]) if request.user.has_perm(SEE_SCORES) else {}
         return {
-            "lines": [LogLine.from_row(row, now, excerpts.get(row.pk)) for row in page.rows],
+            "lines": [LogLine.from_row(row, now, excerpts.get(row.pk), scores.get(row.pk)) for row in page.rows],
             "size": size_text(search.rows(), page),
             "kept": stored_text(),
             "histogram": None if search.id else histogram(search, form.conditions, now),

@@ -9,6 +9,7 @@ import re
 import shlex
 import time
 from datetime import UTC, datetime
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from django.test import Client
 
 from core.text import clean_text
 from inference.models import LanguageModel
+from openai_api.generation.stats import TokenTimes
 from openai_api.models import LogAccess, RequestLog
 from openai_api.request_log.access import record_access
 from openai_api.request_log.pages import admin
@@ -214,6 +216,30 @@ def test_the_timeline_tells_what_happened_when(auditor: Client):
         assert text in page
     assert '<rect class="log-prefill" x="5.4" y="0" width="90.4"' in page
     assert "style=" not in page.split('id="content-main"')[1]
+
+
+def test_the_timeline_has_a_line_for_each_token_and_the_longest_pause(auditor: Client):
+    times = {"queue_ms": 0, "ttft_ms": 100, "total_ms": 1000, "completion_tokens": 4}
+    row(1, **times, token_ms=[100, 150, 850, 5_000])
+    page = detail(auditor)
+    assert '<path class="log-ticks" d="M100.0 4V16M150.0 4V16M850.0 4V16M1000.0 4V16"/>' in page
+    assert "longest pause 4.15 s" in page
+    RequestLog.objects.update(token_ms=list(range(100, 140)), completion_tokens=80)
+    assert "longest pause" not in detail(auditor), "every second token is not in the list"
+    RequestLog.objects.update(token_ms=[])
+    assert "log-ticks" not in detail(auditor)
+
+
+@pytest.mark.parametrize("count", [0, 1, 64, 65, 1000])
+def test_times_of_tokens_are_bounded_and_evenly_chosen(count: int):
+    times = TokenTimes()
+    for number in range(count):
+        times.note(number / 1000)
+    kept = times.milliseconds
+    assert len(kept) <= TokenTimes.MAX
+    assert list(kept[:1]) == [0] * min(count, 1)
+    assert len({after - before for before, after in pairwise(kept)}) <= 1
+    assert count <= TokenTimes.MAX or len(kept) > TokenTimes.MAX / 4
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import { Side } from "./side.js";
 import { History, MAX_ADDRESS, decode, encode } from "./state.js";
 
 const PAUSE_MS = 500;
-const SETTINGS = ["kind", "seed", "max_tokens", "temperature", "system"];
+const NUMBERS = ["max_tokens", "temperature", "frequency_penalty", "presence_penalty"];
+const SETTINGS = ["kind", "seed", ...NUMBERS, "system"];
 
 class Studio {
   constructor(root) {
@@ -59,7 +60,7 @@ class Studio {
   request() {
     const form = new FormData(this._form);
     const body = { model: this.model, seed: Number(form.get("seed") || 0) };
-    for (const name of ["max_tokens", "temperature"]) if (form.get(name)) body[name] = Number(form.get(name));
+    for (const name of NUMBERS) if (form.get(name)) body[name] = Number(form.get(name));
     return { kind: form.get("kind"), system: form.get("system") ?? "", body };
   }
 

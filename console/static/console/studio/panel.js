@@ -1,4 +1,4 @@
-// The panel of a feature's page that steers with the feature: one edit, one prompt, answers with and without it.
+// The panel of a feature's or vector's page that steers with it: one edit, one prompt, answers with and without it.
 import { MEASURES } from "../../openai_api/tokens/colours.js";
 import { Labels } from "../playground/labels.js";
 import { Rows, withoutOff } from "./rows.js";
@@ -43,7 +43,7 @@ class Panel {
   }
 
   facts() {
-    const { sae } = this._choices.edit;
+    const sae = this._choices.edit.sae ?? this._choices.sae ?? null;
     return { labels: this._labels, sae, logUrl: this._root.dataset.log ?? null, feature: null };
   }
 
