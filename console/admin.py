@@ -17,8 +17,8 @@ from django.forms import CheckboxSelectMultiple
 from django.http import HttpRequest, HttpResponse
 
 from console.annotations import services as annotations
-from console.annotations.pages import may_read_notes, subject_url, visible_items
-from console.models import SavedItem, SavedList, SingleSignOnIdentity
+from console.annotations.pages import listed_items, visible_items
+from console.models import SavedList, SingleSignOnIdentity
 from inference.permissions import grantable_groups, grantable_permissions, has_rights_of, is_superuser
 
 admin.site.unregister(User)
@@ -124,7 +124,7 @@ class SavedListAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic
         saved_list = self.get_object(request, unquote(object_id))
         if isinstance(saved_list, SavedList) and self.has_view_permission(request, saved_list):
             rows = visible_items(request.user, saved_list)
-            context["items"] = [_item(request, item) for item in rows[:MAX_ITEMS]]
+            context["items"] = listed_items(request.user, list(rows[:MAX_ITEMS]))  # type: ignore[arg-type]  # staff
             context["num_more"] = max(0, rows.count() - MAX_ITEMS)
         return super().change_view(request, object_id, form_url, context)
 
@@ -154,14 +154,3 @@ class SavedListAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic
 
 
 MAX_ITEMS = 500  # shown
-KINDS = {"feature": "feature", "vector_set": "vector", "request": "request"}
-
-
-def _item(request: HttpRequest, item: SavedItem) -> dict[str, Any]:
-    subject = item.subject
-    return {
-        "item": item,
-        "kind": KINDS[annotations.subject_field(subject)],
-        "url": subject_url(subject),
-        "note": item.note if may_read_notes(request.user, subject) else "",
-    }

@@ -8,10 +8,14 @@ from datetime import datetime
 from urllib.parse import urlencode
 
 from django.contrib.auth.models import User
+from django.db.models import Count, F, Max
+from django.db.models.functions import Coalesce
 from django.urls import reverse
 from django.utils import timezone
 
 from audit.models import AuditEvent
+from console.annotations.pages import VIEW_LISTS
+from console.models import SavedList
 from console.playground.answers import PERMISSION as USE_PLAYGROUND
 from core.times import ago_text, utc_text
 from steering.models import SteeringProfile
@@ -53,7 +57,7 @@ class HomeCard:
 
 def home_cards(user: User) -> list[HomeCard]:
     """Return the cards of the user's role."""
-    cards = ((STEERS, _drafts), (EVALUATES, _evaluations), (AUDITS, _changes))
+    cards = ((STEERS, _drafts), (EVALUATES, _evaluations), (VIEW_LISTS, _lists), (AUDITS, _changes))
     return [card(user) for permission, card in cards if user.has_perm(permission)]
 
 
@@ -96,6 +100,26 @@ def _evaluations(user: User) -> HomeCard:
         tuple(rows),
         reverse("admin:steering_evaluation_changelist"),
         "No evaluations yet. A profile's page starts one: Sweep… or Calibrate…",
+    )
+
+
+def _lists(user: User) -> HomeCard:
+    """Return the lists with the newest entries."""
+    found = SavedList.objects.annotate(size=Count("items"), at=Coalesce(Max("items__added_at"), F("created_at")))
+    rows = (
+        HomeRow(
+            each.name,
+            reverse("admin:console_savedlist_change", args=[each.pk]),
+            each.at,
+            f"{each.size} entr{'y' if each.size == 1 else 'ies'}",
+        )
+        for each in found.order_by("-at", "-pk")[:MAX_ROWS]
+    )
+    return HomeCard(
+        "Saved lists",
+        tuple(rows),
+        reverse("admin:console_savedlist_changelist"),
+        "No lists yet. Save on the page of a feature, a vector or a request starts one.",
     )
 
 

@@ -129,9 +129,9 @@ def _one_subject(name: str) -> models.CheckConstraint:
 class SubjectRow(models.Model):
     """A row about a feature, a vector set or a logged request, deleted with it."""
 
-    feature = models.ForeignKey(Feature, null=True, on_delete=models.CASCADE, related_name="+")
-    vector_set = models.ForeignKey(VectorSet, null=True, on_delete=models.CASCADE, related_name="+")
-    request = models.ForeignKey(RequestLog, null=True, on_delete=models.CASCADE, related_name="+")
+    feature = models.ForeignKey(Feature, null=True, blank=True, on_delete=models.CASCADE, related_name="+")
+    vector_set = models.ForeignKey(VectorSet, null=True, blank=True, on_delete=models.CASCADE, related_name="+")
+    request = models.ForeignKey(RequestLog, null=True, blank=True, on_delete=models.CASCADE, related_name="+")
 
     class Meta:
         abstract = True

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 from django.contrib import messages
 from django.contrib.admin.utils import quote
 from django.contrib.auth.models import AnonymousUser, User
 from django.core.exceptions import PermissionDenied, ValidationError
-from django.db.models import QuerySet
+from django.db.models import Prefetch, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 
@@ -17,8 +18,11 @@ from console.annotations import services
 from console.annotations.services import subject_field
 from console.models import Comment, SavedItem, SavedList, Subject
 from console.pages import Endpoint, register_endpoint
-from openai_api.models import RequestLog
-from openai_api.request_log.access import may_see_text
+from core.times import utc_text
+from openai_api.models import LogAccess, RequestLog
+from openai_api.request_log.access import may_see_text, record_access
+from openai_api.request_log.pages.messages import Excerpt, fetch_excerpts
+from openai_api.request_log.summary import visible_text
 from steering.features.admin import feature_url
 from steering.models import Feature, VectorSet
 from steering.visibility import visible_vector_sets
@@ -97,7 +101,9 @@ def saved_context(user: Viewer, subject: Subject) -> dict[str, Any]:
 
 def visible_items(user: Viewer, saved_list: SavedList) -> QuerySet[SavedItem]:
     """Return the entries of a list whose objects the user may see."""
+    requests = RequestLog.objects.only("pk", "created_at", "model", "profile")
     rows = saved_list.items.select_related("feature__sae", "vector_set", "added_by")
+    rows = rows.prefetch_related(Prefetch("request", requests))
     if not user.has_perm("steering.view_feature"):
         rows = rows.filter(feature=None)
     if not user.has_perm("openai_api.view_requestlog"):
@@ -106,6 +112,41 @@ def visible_items(user: Viewer, saved_list: SavedList) -> QuerySet[SavedItem]:
         return rows.filter(vector_set=None)
     seen = visible_vector_sets(user).order_by().values("pk")
     return rows.filter(vector_set=None) | rows.filter(vector_set__in=seen)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedItem:
+    """An entry as its list shows it: a request by the beginning of what was asked, if the user may see texts."""
+
+    item: SavedItem
+    name: str
+    detail: str
+    url: str
+    note: str
+
+
+def listed_items(user: User, items: Sequence[SavedItem]) -> list[ListedItem]:
+    """Return the entries for their page. That excerpts were shown is recorded."""
+    excerpts: dict[str, Excerpt] = {}
+    ids = [item.request_id for item in items if item.request_id is not None]
+    if ids and may_see_text(user) and (excerpts := fetch_excerpts(ids)):
+        record_access(act=LogAccess.Act.LIST, user=user, detail={"requests": list(excerpts)}, num_rows=len(excerpts))
+    return [_listed(user, item, excerpts) for item in items]
+
+
+def _listed(user: User, item: SavedItem, excerpts: Mapping[str, Excerpt]) -> ListedItem:
+    subject = item.subject
+    match subject:
+        case Feature():
+            name, detail = str(subject), "feature"
+        case VectorSet():
+            name, detail = str(subject), "vector"
+        case RequestLog():
+            excerpt = excerpts.get(subject.pk)
+            name = excerpt.prompt if excerpt and excerpt.prompt else visible_text(subject.pk)
+            parts = ("request", subject.model, subject.profile, f"{utc_text(subject.created_at)} UTC")
+            detail = visible_text(", ".join(part for part in parts if part))
+    return ListedItem(item, name, detail, subject_url(subject), item.note if may_read_notes(user, subject) else "")
 
 
 def _user(request: HttpRequest) -> User:

@@ -78,9 +78,12 @@ def features_on(sae: SAE, text: str, limit: int) -> list[ActiveFeature]:
 def products_on(vector: PlainVector, text: str) -> dict[str, Any]:
     """Return the tokens of a text, and on each the product of the residual and the vector, as watch rules measure it.
 
-    Loads the model if necessary. Raise MillmError: errors of loading and of the engine.
+    Special tokens and attention sinks, whose residuals are much larger than others, get the mean of the others. Loads
+    the model if necessary. Raise MillmError: errors of loading and of the engine.
     """
     import torch
+
+    from steering.measuring.accumulators import SinkFinder  # imports torch
 
     with open_engine_reader(vector.vector_set.model) as reader:
         ids = reader.text.encode(text)[:MAX_TOKENS]
@@ -89,6 +92,10 @@ def products_on(vector: PlainVector, text: str) -> dict[str, Any]:
         with torch.inference_mode():
             h = reader.read(ids, (vector.place,))[vector.place]
             values = h.float() @ torch.frombuffer(bytearray(vector.data), dtype=torch.float32).to(h.device)
+            special = reader.text.special_token_ids
+            ordinary = SinkFinder().ordinary(h, torch.tensor([i not in special for i in ids]))
+            if ordinary.any():
+                values[~ordinary] = values[ordinary].mean()
         tokens = [reader.text.token_bytes(i).decode("utf-8", "replace") for i in ids]
         return {"tokens": tokens, "values": values.tolist()}
 

@@ -15,7 +15,7 @@ from audit.models import AuditEvent
 from console.annotations import services
 from console.models import Comment, SavedItem, SavedList
 from inference.permissions import GROUPS, ensure_groups
-from openai_api.models import RequestLog
+from openai_api.models import LogAccess, RequestLog
 from openai_api.request_log.retention import Retention, prune_log
 from steering.features.admin import feature_url
 from steering.models import VectorSet
@@ -161,10 +161,12 @@ class TestLists:
         by_user = {user: text_of(client_of(user), url) for user in (rita, otto)}
         assert ["a feature" in html for html in by_user.values()] == [True, False]
         assert ["says Hello" in html for html in by_user.values()] == [False, True]
+        access = LogAccess.objects.get(username=otto.username)
+        assert (access.act, access.detail) == ("list", {"requests": ["req_1"]})
         watcher = staff(*WRITES, "view_requestlog")
         html = text_of(client_of(watcher), url)
         assert "req_1" in html
-        assert "says Hello" not in html
+        assert "Hello" not in html
 
     @pytest.mark.parametrize(
         ("fields", "problem"),

@@ -109,8 +109,10 @@ def test_a_researcher_steers_and_publishes(work: tuple[Worker, int], client: Ope
     page, name = worker.page, f"wet-{uuid4().hex[:6]}"
     worker.step("start")
     worker.go("Studio")
+    expect(page.locator(".studio-card").first).to_be_visible()  # the best of all, before the search
     with page.expect_response("**/studio/features/"):
         page.get_by_label("Search features").fill("rain")
+    expect(page.locator(".studio-card").first).to_contain_text("rain")
     expect(page.locator(".studio-found:not([aria-busy])")).to_be_visible()
     worker.step("found")
     page.locator(".studio-card").first.get_by_role("button", name="Add").click()
@@ -201,7 +203,7 @@ def test_an_admin_adds_a_model_and_a_limited_key(work: tuple[Worker, int], live_
     worker.go("API keys", "API keys")
     worker.content.get_by_role("link", name="Add API key").click()
     page.get_by_label("Name:").fill(f"limited-{width}")
-    page.locator("#id_allowed_models").fill(model)
+    page.get_by_label(model, exact=True).check()
     page.locator("#id_requests_per_minute").fill("2")
     worker.step("key")
     page.get_by_role("button", name="Save", exact=True).click()

@@ -333,3 +333,18 @@ def test_axe_has_no_complaint_of_a_studio_in_use(studio: Page, scheme: str, widt
     studio.evaluate(AXE)
     assert [(one["id"], node["html"][:200]) for one in studio.evaluate(RUN_AXE) for node in one["nodes"]] == []
     assert studio.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_penalties_are_sent_and_kept_in_the_address(studio: Page):
+    add_first(studio)
+    studio.locator("summary", has_text="Options").click()
+    studio.get_by_label("Frequency penalty").fill("0.5")
+    studio.get_by_label("Presence penalty").fill("-0.25")
+    with studio.expect_request("**/studio/chat") as asked:
+        studio.get_by_role("button", name="Run", exact=True).click()
+    body = asked.value.post_data_json
+    assert (body["frequency_penalty"], body["presence_penalty"]) == (0.5, -0.25)
+    wait_for_end(studio)
+    studio.reload()
+    expect(studio.locator("[name=frequency_penalty]")).to_have_value("0.5")
+    expect(studio.locator("[name=presence_penalty]")).to_have_value("-0.25")

@@ -29,7 +29,7 @@ function partAround(element) {
 }
 
 function chosenPart() {
-  const asked = decodeURIComponent(location.hash.slice(1));
+  const asked = location.hash.slice(1);
   if (names.includes(asked)) return asked;
   const around = partAround(document.getElementById(asked));
   if (around) return around;
@@ -40,7 +40,7 @@ function chosenPart() {
 
 function showChosen() {
   show(chosenPart());
-  const asked = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  const asked = document.getElementById(location.hash.slice(1));
   if (asked && partAround(asked)) asked.scrollIntoView();
 }
 
@@ -48,9 +48,4 @@ if (names.length > 1) {
   nav.hidden = false;
   showChosen();
   addEventListener("hashchange", showChosen);
-  // The browser cannot show what is wrong with a field of a hidden part.
-  document.addEventListener("invalid", (event) => {
-    const part = partAround(event.target);
-    if (part && event.target.closest("[hidden]")) show(part);
-  }, true);
 }
