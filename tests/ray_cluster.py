@@ -52,7 +52,7 @@ def ray_cluster(num_cpus: int) -> Iterator[RayNode]:
     }
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         arguments = [part for option in {**options, "--temp-dir": folder}.items() for part in option]
-        command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--disable-usage-stats"]
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
         with (Path(folder) / "log").open("w+") as log:
             node = subprocess.Popen(
                 [*command, *arguments],
