@@ -19,7 +19,7 @@ from inference.steering_refs import SteeringRef
 MILESTONES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 STEERING_BLOCKS = 2  # compiled steering is worth as much as so many blocks
 MAX_OWNERS = 4  # replicas that are remembered for a key, the latest first
-KEYS_PER_REPLICA = 16_384
+KEYS_PER_REPLICA = 8_192
 OVERLOAD = 1.25  # a preferred replica may have so many times its share of all sequences,
 SPARE = 1  # and one more
 KV_FULL = 0.95
