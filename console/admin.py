@@ -16,7 +16,7 @@ from django.db.models import Count, QuerySet
 from django.forms import CheckboxSelectMultiple
 from django.http import HttpRequest, HttpResponse
 
-from console.annotations import services as annotations
+from console.annotations import services
 from console.annotations.pages import listed_items, visible_items
 from console.models import SavedList, SingleSignOnIdentity
 from inference.permissions import grantable_groups, grantable_permissions, has_rights_of, is_superuser
@@ -110,7 +110,8 @@ class SavedListAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic
     fields = ("name", "description")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[SavedList]:
-        return super().get_queryset(request).annotate(item_count=Count("items"))
+        rows: QuerySet[SavedList] = super().get_queryset(request)
+        return rows.annotate(item_count=Count("items"))
 
     def has_delete_permission(self, request: HttpRequest, obj: SavedList | None = None) -> bool:
         """Return whether the user may delete a list: who created it, or with the permission for all."""
@@ -131,12 +132,12 @@ class SavedListAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic
     def save_model(self, request: HttpRequest, obj: SavedList, form: Any, change: bool) -> None:  # noqa: FBT001 - Django's
         user: Any = request.user
         if change:
-            annotations.save_list(saved_list=obj, user=user)
+            services.save_list(saved_list=obj, user=user)
             return
-        obj.pk = annotations.create_list(name=obj.name, description=obj.description, user=user).pk
+        obj.pk = services.create_list(name=obj.name, description=obj.description, user=user).pk
 
     def delete_model(self, request: HttpRequest, obj: SavedList) -> None:
-        annotations.delete_list(saved_list=obj, user=request.user)  # type: ignore[arg-type]  # staff
+        services.delete_list(saved_list=obj, user=request.user)  # type: ignore[arg-type]  # staff
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[SavedList]) -> None:
         for saved_list in queryset:

@@ -90,7 +90,8 @@ def _cosines(rows: Tensor, direction: Tensor) -> Tensor:
     import torch
 
     norms = torch.linalg.vector_norm(rows, dim=-1).clamp_min(1e-8)
-    return rows @ (direction / torch.linalg.vector_norm(direction).clamp_min(1e-8)) / norms
+    cosines: Tensor = rows @ (direction / torch.linalg.vector_norm(direction).clamp_min(1e-8)) / norms
+    return cosines
 
 
 def _largest(cosines: Tensor, count: int) -> dict[int, float]:

@@ -212,8 +212,9 @@ def test_an_admin_adds_a_model_and_a_limited_key(work: tuple[Worker, int], live_
     page.get_by_role("link", name="I have saved it").click()
     worker.step("made")
     limited = OpenAI(base_url=live_site.api_url, api_key=key, max_retries=0)
-    said = [{"role": "user", "content": "Hello"}]
-    answer = limited.chat.completions.create(model=model, messages=said, max_tokens=4)  # type: ignore[call-overload]
+    said: list[Any] = [{"role": "user", "content": "Hello"}]
+    answer = limited.chat.completions.create(model=model, messages=said, max_tokens=4)
+    assert answer.usage is not None
     assert answer.usage.completion_tokens > 0
     with pytest.raises((NotFoundError, BadRequestError)):
-        limited.chat.completions.create(model="demo", messages=said, max_tokens=4)  # type: ignore[call-overload]
+        limited.chat.completions.create(model="demo", messages=said, max_tokens=4)
