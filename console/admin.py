@@ -110,8 +110,8 @@ class SavedListAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic
     fields = ("name", "description")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[SavedList]:
-        rows: QuerySet[SavedList] = super().get_queryset(request)
-        return rows.annotate(item_count=Count("items"))
+        rows: QuerySet[SavedList] = super().get_queryset(request).annotate(item_count=Count("items"))
+        return rows
 
     def has_delete_permission(self, request: HttpRequest, obj: SavedList | None = None) -> bool:
         """Return whether the user may delete a list: who created it, or with the permission for all."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from django import forms
 from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.db import transaction
@@ -15,6 +16,9 @@ from steering.models import Feature, VectorSet
 MAX_COMMENTS = 500  # of one object
 MAX_LISTS = 1_000
 MAX_ITEMS = 5_000  # of one list
+TEXT = forms.CharField(max_length=4_000)  # refuse what the database would not store either
+NAME = forms.CharField(max_length=100)
+NOTE = forms.CharField(max_length=500, required=False)
 
 
 def subject_field(subject: Subject) -> str:
@@ -45,9 +49,7 @@ def add_comment(*, subject: Subject, text: str, user: User) -> Comment:
     about = {subject_field(subject): subject}
     if Comment.objects.filter(**about).count() >= MAX_COMMENTS:
         raise ValidationError(f"This has {MAX_COMMENTS} comments already.")
-    comment = Comment(author=user, username=user.get_username(), text=text.strip(), **about)
-    comment.full_clean(validate_constraints=False)
-    comment.save()
+    comment = Comment.objects.create(author=user, username=user.get_username(), text=TEXT.clean(text), **about)
     record(AuditEvent.Action.ADD, comment, user=user, model=model_of(subject))
     return comment
 
@@ -63,7 +65,7 @@ def create_list(*, name: str, user: User, description: str = "") -> SavedList:
     """Create a list. Raise ValidationError for an invalid or taken name."""
     if SavedList.objects.count() >= MAX_LISTS:
         raise ValidationError(f"There are {MAX_LISTS:,} lists already; delete one first.")
-    saved_list = SavedList(name=name.strip(), description=description, created_by=user)
+    saved_list = SavedList(name=NAME.clean(name), description=description, created_by=user)
     saved_list.full_clean()
     saved_list.save()
     record_saved(saved_list, before=None, user=user)
@@ -95,8 +97,7 @@ def save_to_list(*, saved_list: SavedList, subject: Subject, note: str, user: Us
         if saved_list.items.count() >= MAX_ITEMS:
             raise ValidationError(f"The list has {MAX_ITEMS:,} entries already.")
         item = SavedItem(saved_list=saved_list, added_by=user, **about)
-    item.note = note.strip()
-    item.full_clean(validate_constraints=False, exclude=["added_at"])
+    item.note = NOTE.clean(note)
     item.save()
     did = "added" if is_new else "changed the note of"
     record(AuditEvent.Action.CHANGE, saved_list, user=user, model=model_of(subject), detail=f"{did} {subject}")

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, cast
 
+from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.utils import quote, unquote
 from django.contrib.auth.models import User
@@ -20,7 +21,7 @@ from openai_api.models import RequestLog, RequestScore
 from openai_api.request_log.access import may_see_text
 
 VIEW, ADD = "openai_api.view_requestscore", "openai_api.add_requestscore"
-MAX_NOTE = 1_000
+NOTE = forms.CharField(max_length=1_000, required=False)  # refuses what the database would not store either
 NOT_A_SCORE = "A score is a number from 0 to 1."
 
 
@@ -32,8 +33,7 @@ def save_score(*, row: RequestLog, value: float, note: str, user: User) -> Reque
     RequestLog.objects.select_for_update().only("pk").get(pk=row.pk)
     score = RequestScore.objects.filter(request=row, user=user).first() or RequestScore(request=row, user=user)
     before = stored_fields(score)
-    score.username, score.value, score.note = user.get_username(), value, note.strip()
-    score.full_clean(exclude=["updated_at"], validate_constraints=False)
+    score.username, score.value, score.note = user.get_username(), value, NOTE.clean(note)
     score.save()
     record_saved(score, before=before, user=user, model=row.model, leave_out=("note", "updated_at"))
     return score

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.contrib.admin.utils import quote
 from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
@@ -63,7 +64,7 @@ class TestComments:
         pages = [
             (rita, feature, feature_url(feature)),
             (rita, calm, reverse("admin:steering_vectorset_change", args=[calm.pk])),
-            (otto, logged, reverse("admin:openai_api_requestlog_change", args=[logged.pk])),
+            (otto, logged, reverse("admin:openai_api_requestlog_change", args=[quote(logged.pk)])),
         ]
         for user, subject, url in pages:
             answer = send(user, COMMENT, **about(subject, text=f"  Odd {NASTY}\nindeed "))
@@ -104,7 +105,7 @@ class TestComments:
         logged = row(1, prompt="Hello")
         services.add_comment(subject=logged, text="It says Hello", user=otto)
         watcher = staff(*WRITES, "view_requestlog")
-        url = reverse("admin:openai_api_requestlog_change", args=[logged.pk])
+        url = reverse("admin:openai_api_requestlog_change", args=[quote(logged.pk)])
         assert "It says Hello" in text_of(client_of(otto), url)
         assert "It says Hello" not in text_of(client_of(watcher), url)
         assert send(watcher, COMMENT, **about(logged, text="So")).status_code == 403

@@ -145,7 +145,7 @@ class TestPage:
         assert re.search(r'\.7/change/">#7 drizzle</a></td><td>40</td><td>0.51</td>', html)
         assert "50% to 75%" in html
         assert "12 texts" in html
-        assert "1 text<" in html
+        assert "1 text, shown above" in html
         assert NASTY not in html
 
     def test_text_is_asked_for_separately(self, admin, measured):

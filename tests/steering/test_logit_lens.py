@@ -165,7 +165,7 @@ def test_damaged_files_are_named(tmp_path):
 
 @pytest.mark.parametrize("looked_at", [subject(), subject(is_in_residual=False)])
 def test_says_why_there_is_none(looked_at):
-    with pytest.raises(LensUnavailableError, match=r"does not exist; give a directory|does not write to the residual"):
+    with pytest.raises(LensUnavailableError, match=r"does not exist; give a directory|not one of the residual"):
         compute_lens(looked_at)
 
 

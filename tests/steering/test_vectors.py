@@ -109,7 +109,7 @@ class TestPage:
         url = vector_url(vector)
         assert "No profile steers with this vector yet." in page(admin, SET, calm.pk)
         assert "gloomy (draft)" in admin.get(url).content.decode()
-        lifecycle.publish_profile(profile=using, user=None)
+        services.publish_profile(profile=using)
         html = admin.get(url).content.decode()
         assert re.search(r"gloomy@1</a></dt><dd>add 0.5", html)
         with django_assert_max_num_queries(30):

@@ -1,7 +1,7 @@
 // Show one part of a long page at a time. The page has <nav class="tabs" data-parts hidden> with a link to
 // #NAME for each part, and elements with the class part-NAME; one with several of them belongs to several parts.
-// Without JavaScript the parts follow one another. A part is chosen by the address, which may also name an element
-// in it; otherwise it is the one with an error, the last one on this page, or the first.
+// Without JavaScript the parts follow one another. The part with an error is shown first, else that of the address,
+// which may also name an element in it, else the last one on this page, or the first.
 
 const nav = document.querySelector("[data-parts]");
 const links = [...(nav?.querySelectorAll("a") ?? [])];
@@ -28,24 +28,27 @@ function partAround(element) {
   return names.find((name) => inside && isIn(inside, name));
 }
 
-function chosenPart() {
+// The address keeps its part when a form is sent, so what is wrong comes before it, but only when the page opens.
+function chosenPart({ opens }) {
+  const wrong = names.find((name) => elementsOf(name).some((element) => element.querySelector(".errorlist")));
+  if (opens && wrong) return wrong;
   const asked = location.hash.slice(1);
   if (names.includes(asked)) return asked;
-  const around = partAround(document.getElementById(asked));
-  if (around) return around;
-  const wrong = names.find((name) => elementsOf(name).some((element) => element.querySelector(".errorlist")));
   const last = sessionStorage.getItem(key);
-  return wrong ?? (names.includes(last) ? last : names[0]);
+  return partAround(document.getElementById(asked)) ?? (names.includes(last) ? last : names[0]);
 }
 
-function showChosen() {
-  show(chosenPart());
+function showChosen({ opens }) {
+  const chosen = chosenPart({ opens });
+  show(chosen);
   const asked = document.getElementById(location.hash.slice(1));
-  if (asked && partAround(asked)) asked.scrollIntoView();
+  if (partAround(asked) === chosen) asked.scrollIntoView();
 }
 
 if (names.length > 1) {
   nav.hidden = false;
-  showChosen();
-  addEventListener("hashchange", showChosen);
+  showChosen({ opens: true });
+  addEventListener("hashchange", () => showChosen({ opens: false }));
+  // The address may name the part already while another one is shown.
+  for (const link of links) link.addEventListener("click", () => show(nameOf(link)));
 }

@@ -91,9 +91,9 @@ def test_the_list_filters_and_shows_means(otto):
     assert found(otto, "bad") == ["req_0", "req_1"], "one of two people found the first bad"
     assert len(found(otto, "")) == 4
     html = client_of(otto).get(LOG).content.decode()
-    assert "score 0.6<" in html
+    assert "score 0.60<" in html
     assert "score 0<" in html
-    assert "score 0.6<" not in client_of(other).get(LOG).content.decode()
+    assert "score 0.60<" not in client_of(other).get(LOG).content.decode()
     assert "lines" not in client_of(otto).get(LOG, {"score": "great"}).context
 
 
