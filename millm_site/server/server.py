@@ -153,7 +153,10 @@ class Server(daphne_server.Server):
 
         No request is refused: connections are closed after their response, and those without one at once.
         """
-        reactor.callFromThread(lambda: setattr(self, "_draining", asyncio.ensure_future(self._retire())))
+        reactor.callFromThread(self._begin_to_retire)
+
+    def _begin_to_retire(self) -> None:
+        self._draining = asyncio.ensure_future(self._retire())
 
     async def _retire(self) -> None:
         for port in self._ports:
@@ -162,7 +165,8 @@ class Server(daphne_server.Server):
             channel.retire()
         deadline = time.monotonic() + self.limits.drain_s
         await self._until(lambda: self.is_draining or not self.channels, deadline)
-        self._stop(max(0.0, deadline - time.monotonic()))
+        if not self.is_draining:
+            self._stop(max(0.0, deadline - time.monotonic()))
 
     def _stop(self, drain_s: float) -> None:
         if self.is_draining:

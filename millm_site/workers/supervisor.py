@@ -118,7 +118,7 @@ class WebWorkers:
             signal.signal(number, lambda *_: self.stop_soon())
         signal.signal(signal.SIGHUP, lambda *_: self._happenings.put(self._reload))
         for slot in self._slots:
-            slot.worker = self._start(slot)
+            slot.worker = self._start(slot)  # an error here is that of the start
         while self._workers() or not self._is_stopping:
             with suppress(queue.Empty):
                 self._happenings.get(timeout=TICK_S)()
@@ -200,9 +200,18 @@ class WebWorkers:
         """Return the running processes. Callable from any thread."""
         return [worker for slot in self._slots for worker in (slot.worker, slot.successor) if worker is not None]
 
+    def _start_if_possible(self, slot: _Slot) -> WorkerHost | None:
+        """Start a worker, or try again later if the system has no memory or files for it."""
+        try:
+            return self._start(slot)
+        except OSError as error:
+            logger.error("Web worker %d cannot be started: %s", slot.number, error)
+            slot.start_at = time.monotonic() + LONGEST_PAUSE_S
+            return None
+
     def _start(self, slot: _Slot) -> WorkerHost:
         ours, theirs = socket.socketpair()
-        place = self._free_places.pop()
+        place = self._free_places[-1]
         inherited = {prefix: listener.fileno() for prefix, listener in self._listeners.items()}
         order = {
             "link": theirs.fileno(),
@@ -228,7 +237,7 @@ class WebWorkers:
             on_ready=lambda worker: self._happenings.put(lambda: self._note_ready(slot, worker)),
             on_end=lambda worker: self._happenings.put(lambda: self._note_end(slot, worker)),
         )
-        self._places[worker] = place
+        self._places[worker] = self._free_places.pop()
         worker.report(_stats(), Report(get_registry().loads(), own_live_load(), LogBacklog()))
         worker.start()
         return worker
@@ -275,7 +284,7 @@ class WebWorkers:
     def _tick(self, now: float) -> None:
         for slot in self._slots:
             if slot.worker is None and not self._is_stopping and now >= slot.start_at:
-                slot.worker = self._start(slot)
+                slot.worker = self._start_if_possible(slot)
         for worker in self._workers():
             if self._is_stuck(worker, now) or now > min(self._kill_at, worker.kill_at):
                 logger.error("Web worker %d does not respond and is killed.", worker.number)
@@ -299,8 +308,9 @@ class WebWorkers:
         while self._reloading:
             slot = self._reloading[0]
             if slot.worker is not None and slot.successor is None and not self._is_stopping:
-                slot.successor = self._start(slot)
-                return
+                slot.successor = self._start_if_possible(slot)
+                if slot.successor is not None:
+                    return
             self._reloading.pop(0)
 
     def _continue_reload(self) -> None:
