@@ -204,6 +204,7 @@ def test_an_admin_adds_a_model_and_a_limited_key(work: tuple[Worker, int], live_
     worker.content.get_by_role("link", name="Add API key").click()
     page.get_by_label("Name:").fill(f"limited-{width}")
     page.get_by_label(model, exact=True).check()
+    page.locator("[data-parts]").get_by_role("link", name="Limits and log").click()
     page.locator("#id_requests_per_minute").fill("2")
     worker.step("key")
     page.get_by_role("button", name="Save", exact=True).click()
