@@ -82,12 +82,13 @@ class TestPage:
     def test_the_panel_begins_with_the_vector(self, admin, calm):
         PlainVector.objects.filter(layer=2).update(reference_norm=20.0)
         edits = [json.loads(admin.get(vector_url(one)).context["try_json"])["edit"] for one in calm.vectors.all()]
+        viewer = User.objects.get(is_superuser=True)
         assert [(edit["set"], edit["layer"], edit["unit"], edit["strength"]) for edit in edits] == [
             ("calm", 0, "raw", 1.0),
             ("calm", 2, "resid_norm", 0.1),
         ]
         for edit in edits:
-            assert len(read_short_edits(calm.model, [edit])) == 1
+            assert len(read_short_edits(calm.model, [edit], viewer=viewer)) == 1
 
     def test_similar_directions_of_the_nearest_sae_and_of_other_vectors(self, admin, calm, sae, model):
         row = get_compiler().sae(source_of(sae)).weights.W_dec[1]
