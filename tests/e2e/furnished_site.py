@@ -231,7 +231,7 @@ weather = create_list(name="Weather", description="Features and requests for the
 logged = RequestLog.objects.filter(profile__startswith="gloomy").first()
 for subject, note in ((feature, "Fires on storms, too."), (probe.vector_set, ""), (logged, "Too much rain.")):
     save_to_list(saved_list=weather, subject=subject, note=note, user=rita)
-    add_comment(subject=subject, text="Compare it with the sea.\nIt is close.", user=otto)
+    add_comment(subject=subject, text="Compare it with the sea.\\nIt is close.", user=otto)
 save_score(row=logged, value=0, note="Sad, where a story was asked for.", user=otto)
 conditions = {"key": "nightly evaluation", "outcome": "error"}
 save_search(owner=root, name="Failures of the nightly run", conditions=conditions)
