@@ -181,10 +181,10 @@ def test_models_are_loaded_and_unloaded_everywhere_and_one_that_cannot_be_loaded
 
 async def test_when_one_is_killed_only_its_streams_end_and_new_requests_go_elsewhere_at_once(engines: Engines) -> None:
     engines.wait_for(3)
-    restarts = engines.client.stats().restarts
+    victim = min(engines.replicas.all, key=lambda each: each.supervisor.restarts)  # it starts again soonest
+    restarts, own_restarts = engines.client.stats().restarts, victim.supervisor.restarts
     streams = [await engines.client.submit(sampled(max_tokens=240)) for _ in range(3 * BATCH)]
     firsts = [await stream.__anext__() for stream in streams]
-    victim = engines.replicas.all[1]
     owners = [stream.id in victim.streams for stream in streams]
     assert sum(owners) == BATCH
     assert victim.supervisor.pid is not None
@@ -202,7 +202,7 @@ async def test_when_one_is_killed_only_its_streams_end_and_new_requests_go_elsew
     await asyncio.to_thread(engines.wait_for, 3)
     stats = engines.client.stats()
     assert stats.restarts == restarts + 1
-    assert [each.restarts for each in stats.replicas] == [0, restarts + 1, 0]
+    assert stats.replicas[victim.number].restarts == own_restarts + 1
     streams = [await engines.client.submit(sampled(max_tokens=100)) for _ in range(9)]
     assert victim.num_sequences == 3
     for stream in streams:
