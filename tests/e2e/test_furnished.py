@@ -95,7 +95,7 @@ def test_pages_at_work_pass_axe_and_fit_a_telephone(page: Page, live_site: LiveS
         open_page(page, live_site, path)
         page.evaluate(AXE)
         for problem in page.evaluate(RUN_AXE):
-            wrong += [f"{path} {problem['id']}: {node['html'][:160]}" for node in problem["nodes"]]
+            wrong += [f"{path} {problem['id']}: {node['html'][:160]} {node['target']}" for node in problem["nodes"]]
         width = page.evaluate("document.documentElement.scrollWidth")
         wrong += [f"{path}: {width} wide"] * (width > 390)
         wrong += [f"{path} clips {part}" for part in page.evaluate(CLIPPED)]

@@ -155,8 +155,9 @@ def watch_html(row: RequestLog) -> SafeString | str:
         for event in events
     )
     return format_html(
+        '<div class="log-scroll" tabindex="0" role="region" aria-label="Watch rules that matched">'
         '<table class="log-events"><thead><tr><th>Rule</th><th>Feature or vector</th><th>Largest value</th>'
-        "<th>Threshold</th><th>Tokens above</th><th>At token</th></tr></thead><tbody>{}</tbody></table>",
+        "<th>Threshold</th><th>Tokens above</th><th>At token</th></tr></thead><tbody>{}</tbody></table></div>",
         format_html_join("", "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>", lines),
     )
 
