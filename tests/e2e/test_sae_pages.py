@@ -40,6 +40,7 @@ def test_measure_find_look_and_steer(page: Page, live_site: LiveSite):
     expect(page.locator("svg.steering-histogram")).to_be_visible()
     expect(page.locator("#lens table").first).to_be_visible()
     expect(page.locator("#examples mark").first).to_be_visible()
+    page.locator("#bands summary").first.click()
     expect(page.locator("#bands mark").first).to_be_visible()
     expect(page.locator("#cofiring table a").first).to_be_visible()
     expect(page.locator("#facts")).to_contain_text("activations above 0, corpus default")

@@ -20,7 +20,7 @@ from inference.engine.models.facts import ModelSpec
 from inference.engine.models.loader import LoadedModel, load_model
 from inference.engine.models.memory_estimate import estimate_memory
 from inference.engine.scheduling.admission import ContinuousAdmission, StaticAdmission
-from inference.engine.scheduling.scheduler import OLDEST_SHARE, Scheduler
+from inference.engine.scheduling.scheduler import BURST_STEPS, OLDEST_SHARE, Scheduler
 from inference.engine.scheduling.sequence import Sequence, SequenceFault, SequenceState
 from tests import combinations
 from tests.builders import build_model
@@ -450,7 +450,7 @@ def test_the_stall_factor_counts_only_those_that_can_be_admitted(blocks):
     scheduler = Scheduler(settings, PagedCache(2, 4096, (0,), (blocks,), prefixes=False), ContinuousAdmission())
     first = build_sequence(8)
     scheduler.add(first)
-    for seconds in (0.1, 0.01, 0.01):  # a prompt's, then two steps that only decode
+    for seconds in (0.1, *[0.01] * (BURST_STEPS + 1)):  # a prompt's, then so many steps that its answer is not held up
         chunks = scheduler.schedule()
         compute(chunks)
         scheduler.note_step(chunks, seconds)

@@ -181,6 +181,7 @@ def test_models_are_loaded_and_unloaded_everywhere_and_one_that_cannot_be_loaded
 
 async def test_when_one_is_killed_only_its_streams_end_and_new_requests_go_elsewhere_at_once(engines: Engines) -> None:
     engines.wait_for(3)
+    engines.lost.clear()  # of other tests
     victim = min(engines.replicas.all, key=lambda each: each.supervisor.restarts)  # it starts again soonest
     restarts, own_restarts = engines.client.stats().restarts, victim.supervisor.restarts
     streams = [await engines.client.submit(sampled(max_tokens=240)) for _ in range(3 * BATCH)]

@@ -387,7 +387,7 @@ class TestUse:
         assert "4 of 4 requests per minute left" in text
         assert "1000" not in text
         assert text.count('class="key-bar"') == 60
-        assert "style=" not in text[text.index('id="usage"') : text.index("</section>")]
+        assert "style=" not in text[text.index('aria-label="Usage"') : text.index("</section>")]
 
     @given(st.lists(st.integers(0, 2**62), min_size=1, max_size=40), st.none() | st.integers(0, 2**62))
     def test_bars_and_the_limit_stay_inside_of_the_plot(self, values: list[int], limit: int | None):

@@ -32,6 +32,7 @@ from inference.engine.scheduling.step_isolation import OUT_OF_MEMORY, SERVER_ERR
 RANK = attrgetter("rank")
 BURST_STEPS = 8  # prompts that begin at most so long after a sequence's first token came in the same burst
 BURST_TOKENS = 16_384  # of prompts; a sequence beside which so many were computed is protected from its burst, too
+SHORT_OF_MEMORY_TOKENS = {Growth.ALONE: 256, Growth.HELD: 64}  # of prompts in a step: it needs memory, too
 OLDEST_SHARE = 4  # the prompt that has waited longest gets at least one in this many tokens of the budget
 
 
@@ -85,7 +86,9 @@ class Scheduler:
         self._num_foreground += not sequence.rank.is_background
 
     def limit_growth(self, growth: Growth) -> None:
-        """Set which sequences may use memory that was never written; the others share the used memory."""
+        """Set which sequences may use memory that was never written; the others share the used memory. Unless all may,
+        steps are short.
+        """
         self._growth = growth
         self._cache.hold_growth(held=growth is not Growth.FREE)
 
@@ -101,7 +104,7 @@ class Scheduler:
         prefilling = self._prefilling()
         num_protected = self._num_protected(singles, prefilling)
         budget = self._budget.tokens(len(singles), num_protected, num_deferred + len(prefilling))
-        prompts = self._prompt_chunks(budget)
+        prompts = self._prompt_chunks(min(budget, SHORT_OF_MEMORY_TOKENS.get(self._growth, budget)))
         # Sequences that were preempted for a later chunk do not run in this step.
         chunks = [chunk for chunk in singles + prompts if chunk.sequence.slot >= 0]
         if self._running and not chunks:
