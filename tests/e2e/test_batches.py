@@ -18,6 +18,7 @@ from tests.conftest import site_environment
 
 ENDED = {"completed", "failed", "expired", "cancelled"}
 WAIT_S = 240
+COUNT = 240  # of requests: they must not all end before the first ones are counted
 
 
 def lines(count: int, **fields: object) -> bytes:
@@ -70,7 +71,7 @@ def test_a_batch_survives_the_death_of_its_process(database_url: str, tmp_path: 
     environment = {**site_environment(database_url, tmp_path), "MILLM_JOB_STALL_SECONDS": "2"}
     with live.serving("--setup", environment=environment) as server:
         client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-        batch = until(client, begin(client, lines(120)), num_done=32)
+        batch = until(client, begin(client, lines(COUNT, max_tokens=60, ignore_eos=True)), num_done=1)
         assert batch.status == "in_progress", batch
         server.stop(signal.SIGKILL)
     with live.serving(environment=environment) as server:
@@ -79,9 +80,9 @@ def test_a_batch_survives_the_death_of_its_process(database_url: str, tmp_path: 
         assert batch.status == "completed", batch
         assert batch.output_file_id is not None
         answers = client.files.content(batch.output_file_id).text.splitlines()
-        assert [json.loads(line)["custom_id"] for line in answers] == [f"r{n}" for n in range(120)]
+        assert [json.loads(line)["custom_id"] for line in answers] == [f"r{n}" for n in range(COUNT)]
         assert batch.request_counts is not None
-        assert (batch.request_counts.completed, batch.request_counts.total) == (120, 120)
+        assert (batch.request_counts.completed, batch.request_counts.total) == (COUNT, COUNT)
         assert batch.usage is not None
         assert batch.usage.output_tokens == sum(
             json.loads(line)["response"]["body"]["usage"]["completion_tokens"] for line in answers

@@ -10,6 +10,7 @@ import pytest
 
 from inference import services
 from inference.client import FinishedEvent, GenerationRequest, LocalEngineClient, SamplingParams, TokensEvent
+from inference.engine.cache.memory_ahead import MemoryAhead
 from inference.engine.config import EngineConfig
 from inference.engine.loop import EngineLoop
 from inference.registry.loading import ModelLoading
@@ -97,8 +98,9 @@ async def test_a_stream_goes_on_while_another_model_loads_serves_and_is_unloaded
     await asyncio.to_thread(registry.stop)
 
 
-async def test_two_models_share_a_budget_that_the_first_one_s_cache_could_fill(client, tmp_path):
+async def test_two_models_share_a_budget_that_the_first_one_s_cache_could_fill(client, tmp_path, monkeypatch):
     """A full batch of the first one's longest sequences would take 34 MB of the 16."""
+    monkeypatch.setattr(MemoryAhead, "allocate_some", lambda _: False)  # it would soon allocate all
     for name in ("first", "second"):
         path = build_model(tmp_path / name, max_position_embeddings=4096)
         await in_thread(
