@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextvars import ContextVar
 from functools import cache
 from typing import Any, Self
@@ -112,6 +112,14 @@ class LocalEventStream:
             self._cancel(self.id)
         post(self.loop, self._drop)
 
+    def move_to(self, cancel: Callable[[str], None]) -> None:
+        """Set what cancels the sequences: another engine has them now."""
+        self._cancel = cancel
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
     def _take(self, event: Event) -> None:
         if self._closed:
             return
@@ -182,9 +190,7 @@ class OpenStreams:
             max_events=sum(request.max_events for request in requests),
         )
         with self._lock:
-            self._streams[stream.id] = stream
-            self._requests[stream.id] = {request.index: request for request in requests}
-            self._num_sequences += len(self._requests[stream.id])
+            self._add(stream, requests)
         return stream
 
     @property
@@ -230,15 +236,22 @@ class OpenStreams:
                 for stream in by_stream:
                     self._cancel(stream.id)
 
-    def fail_all(self, code: str, message: str) -> None:
-        """Fail every sequence that has had no terminal event."""
+    def fail_all(self, code: str, message: str, *, besides: Collection[str] = ()) -> None:
+        """Fail every sequence that has had no terminal event, but not those of the streams ``besides``."""
         with self._lock:
             failures = [
                 (stream_id, FailedEvent.before_start(request, code, message))
                 for stream_id, requests in self._requests.items()
+                if stream_id not in besides
                 for request in requests.values()
             ]
         self.publish(failures)
+
+    def _add(self, stream: LocalEventStream, requests: Sequence[Request]) -> None:
+        """Add a stream. Called with the lock held."""
+        self._streams[stream.id] = stream
+        self._requests[stream.id] = {request.index: request for request in requests}
+        self._num_sequences += len(self._requests[stream.id])
 
     def _end(self, stream: LocalEventStream, indices: Iterable[int]) -> None:
         """Remove sequences, and the stream after its last one. Called with the lock held."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from core.runtime import runtime
 from inference.engine.config import EngineConfig
@@ -17,13 +18,16 @@ from inference.engine.errors import EngineDownError, ModelNotAttachedError, Queu
 from inference.engine.messages import Request
 from inference.engine.models.facts import DeviceMemory, LoadedFacts, MemoryEstimate, ModelSpec
 from inference.engine.stats import EngineStats
-from inference.engine_process.replicas import ReplicaSet
+from inference.engine_process.replica_streams import WaitingStream
+from inference.engine_process.replicas import Replica, ReplicaSet
 from inference.engine_process.router import KEYS_PER_REPLICA, Router, routing_keys, steering_key
-from inference.event_stream import LocalEventStream
+from inference.event_stream import LocalEventStream, post
 from inference.registry.loading import ModelLoading
 from inference.steering_refs import STEERING_COMPILER, SAESource, SteeringRef, SteeringSpec
 
+logger = logging.getLogger(__name__)
 MAX_COMPILED = 256
+T = TypeVar("T")
 
 
 class ProcessEngineClient:
@@ -37,24 +41,52 @@ class ProcessEngineClient:
         self._router = Router(KEYS_PER_REPLICA * max(4, replicas.most))
         self._compiled: OrderedDict[Hashable, SteeringRef] = OrderedDict()
         self._lock = threading.Lock()
+        self._moves: set[asyncio.Task[None]] = set()  # asyncio itself may drop tasks
+        replicas.move_with(self._move_all)
 
     async def submit(self, requests: Sequence[Request]) -> LocalEventStream:
         """Accept all requests on one replica, or none. See :class:`inference.client.EngineClient`.
 
-        If a replica ends before it has accepted them, or its queue is full, they go to another one.
+        If a replica ends before it has accepted them or begun with them, or its queue is full, they go to another one.
         """
+        return await self._send(requests, lambda replica: replica.submit(requests))
+
+    async def _send(self, requests: Sequence[Request], ask: Callable[[Replica], Awaitable[T]]) -> T:
+        """Ask one replica after another to accept requests. Raise the refusal that tells the client most."""
         candidates = self._replicas.candidates(requests[0].model)
         keys = routing_keys(requests[0]) if len(candidates) > 1 else ()
         refusals: list[EngineDownError | ModelNotAttachedError | QueueFullError] = []
         for replica in self._router.order(candidates, requests, keys):
             try:
-                stream = await replica.submit(requests)
+                accepted = await ask(replica)
             except (EngineDownError, ModelNotAttachedError, QueueFullError) as error:
                 refusals.append(error)
             else:
                 self._router.note(replica, keys)
-                return stream
+                return accepted
         raise _best(refusals) or self._replicas.down_error()
+
+    def _move_all(self, streams: Sequence[WaitingStream]) -> None:
+        """Have other replicas take streams that had not begun when theirs ended. Called on its supervisor's thread."""
+        for waiting in streams:
+            post(waiting.stream.loop, self._begin_move, waiting)
+
+    def _begin_move(self, waiting: WaitingStream) -> None:
+        move = asyncio.ensure_future(self._move(waiting))
+        self._moves.add(move)
+        move.add_done_callback(self._moves.discard)
+
+    async def _move(self, waiting: WaitingStream) -> None:
+        if waiting.stream.is_closed:
+            return
+        try:
+            await self._send(waiting.requests, lambda replica: replica.take_over(waiting))
+        except (EngineDownError, ModelNotAttachedError, QueueFullError) as refusal:
+            logger.warning("A request that waited in an engine process that ended fails, too: %s", refusal)
+            waiting.fail()
+        except BaseException:
+            waiting.fail()
+            raise
 
     async def compile(self, steering: SteeringSpec) -> SteeringRef:
         """Compile steering on one replica. References are kept; the weights are there. Other replicas compile it when

@@ -20,9 +20,10 @@ from inference.engine.messages import Request
 from inference.engine.models.facts import LoadedFacts, ModelSpec
 from inference.engine.stats import EngineStats, ModelStats, ReplicaStats, merged
 from inference.engine_process.launcher import Launcher
+from inference.engine_process.replica_streams import ReplicaStreams, WaitingStream
 from inference.engine_process.scaling import ScalingPolicy
 from inference.engine_process.supervisor import POLL_S, START_S, EngineSupervisor
-from inference.event_stream import LocalEventStream, OpenStreams
+from inference.event_stream import LocalEventStream
 
 logger = logging.getLogger(__name__)
 TICK_S = 0.5
@@ -31,6 +32,7 @@ OTHERS_S = 30.0  # that the first load waits for the other replicas once one has
 DEFAULT_CAPACITY = 16
 T = TypeVar("T")
 OnLost = Callable[[frozenset[str]], None]
+OnWaiting = Callable[[list[WaitingStream]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Replica:
     def __init__(self, number: int, supervisor: EngineSupervisor) -> None:
         self.number = number
         self.supervisor = supervisor
-        self.streams = OpenStreams(supervisor.cancel)
+        self.streams = ReplicaStreams(supervisor.cancel)
         self.is_draining = False  # it finishes its sequences and gets no more
         self.incarnation: Hashable = (number, 0)
         self._lock = threading.Lock()
@@ -87,14 +89,30 @@ class Replica:
     async def submit(self, requests: Sequence[Request]) -> LocalEventStream:
         """Accept all requests or none. See :class:`inference.client.EngineClient`."""
         stream = self.streams.open(requests)
+        await self._send(stream, requests, was_moved=False)
+        return stream
+
+    async def take_over(self, waiting: WaitingStream) -> None:
+        """Accept a stream of a replica that has ended. Raise what :meth:`submit` raises."""
+        self.streams.adopt(waiting)
+        await self._send(waiting.stream, waiting.requests, was_moved=True)
+        if waiting.stream.is_closed:  # while no replica had it
+            self.supervisor.cancel(waiting.stream.id)
+
+    async def _send(self, stream: LocalEventStream, requests: Sequence[Request], *, was_moved: bool) -> None:
+        def note(call: Future[Any]) -> None:  # on the supervisor's thread, before it reads an event or the end
+            if not call.cancelled() and call.exception() is None:
+                self.streams.note_accepted(stream, was_moved=was_moved)
+
+        call = self.supervisor.call("submit", tuple(requests), stream.id)
+        call.add_done_callback(note)
         try:
-            await asyncio.wrap_future(self.supervisor.call("submit", tuple(requests), stream.id))
+            await asyncio.wrap_future(call)
         except BaseException as error:
             self.streams.forget(stream)
             if isinstance(error, asyncio.CancelledError):
                 self.supervisor.cancel(stream.id)
             raise
-        return stream
 
     def run(self, job: Callable[[], T]) -> Future[T]:
         """Run a job on the thread that changes the models."""
@@ -151,15 +169,16 @@ class Replica:
         except RuntimeError:  # the replica was stopped
             self._catching_up.discard(name)
 
-    def note_death(self) -> frozenset[str]:
-        """Fail the sequences of a process that ended, and return the models that it had."""
+    def note_death(self) -> tuple[frozenset[str], list[WaitingStream]]:
+        """Fail the running sequences of a process that ended. Return the models that it had, and the streams that had
+        not begun.
+        """
         with self._lock:
             self._generation += 1
             self.incarnation = (self.number, self._generation)
             lost, self._attached, self._loaded = self._attached, frozenset(), frozenset()
             self._retry_at.clear()
-        self.streams.fail_all("server_error", "The engine failed.")
-        return lost
+        return lost, self.streams.end()
 
     def stats(self) -> ReplicaStats:
         stats = self.supervisor.stats()
@@ -226,6 +245,7 @@ class ReplicaSet:
         self._close = close
         self._stall_s = stall_s
         self._on_lost: OnLost = lambda names: None
+        self._on_waiting: OnWaiting = lambda streams: None
         self._lock = threading.Lock()  # guards the replicas and the wanted models
         self._wanted: dict[str, WantedModel] = {}
         self._has_waited = False
@@ -255,6 +275,10 @@ class ReplicaSet:
     def listen(self, on_lost: OnLost) -> None:
         """Set what is called with the models that no replica has any more, because the last one that had them ended."""
         self._on_lost = on_lost
+
+    def move_with(self, on_waiting: OnWaiting) -> None:
+        """Set what is called with streams that had not begun when their replica ended."""
+        self._on_waiting = on_waiting
 
     def start(self) -> None:
         """Start all processes and return at once."""
@@ -426,13 +450,15 @@ class ReplicaSet:
         return replica
 
     def _note_death(self, replica: Replica) -> None:
-        had = replica.note_death()
+        had, waiting = replica.note_death()
         with self._lock:
             lost = frozenset(name for name in had if not any(name in each.attached for each in self.all))
             for name in lost:
                 self._wanted.pop(name, None)
         if lost:
             self._on_lost(lost)
+        if waiting:
+            self._on_waiting(waiting)
 
     def _keep(self) -> None:
         """Keep the models on all replicas, and the number of replicas at what the load needs."""

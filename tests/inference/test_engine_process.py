@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ from inference.engine.stats import EngineStats
 from inference.engine_process.channel import Call, Events, Refusal, Reply, Status, packed, unpacked
 from inference.engine_process.client import ProcessEngineClient, ProcessModels
 from inference.engine_process.launcher import LocalLauncher
+from inference.engine_process.replica_streams import ReplicaStreams
 from inference.engine_process.replicas import ReplicaSet
 from inference.engine_process.supervisor import EngineSupervisor
 from inference.event_stream import OpenStreams
@@ -138,6 +140,31 @@ async def test_all_open_sequences_fail_once_and_those_that_ended_do_not() -> Non
     assert kinds(events) == [("FinishedEvent", 1), ("TokensEvent", 2), ("FailedEvent", 0), ("FailedEvent", 2)]
     assert {event.usage.prompt_tokens for event in events if isinstance(event, FailedEvent)} == {2}
     assert not streams.is_busy("m")
+
+
+async def test_streams_that_have_not_begun_are_handed_back_once_when_their_replica_ends() -> None:
+    requests = [GenerationRequest("r", "m", (1, 2), index=index) for index in range(2)]
+    streams, others = ReplicaStreams(lambda stream_id: None), ReplicaStreams(lambda stream_id: None)
+    asked, waits, runs, was_early = (streams.open(requests) for _ in range(4))
+    in_thread(streams.publish, [(was_early.id, tokens(1))])  # the reply to its submission comes after it
+    for stream in (waits, runs, was_early):
+        in_thread(partial(streams.note_accepted, stream, was_moved=False))
+    in_thread(streams.publish, [(runs.id, tokens(0))])
+    assert streams.waiting == [waits.id]
+
+    (moved,) = streams.end()
+    assert (moved.stream, list(moved.requests)) == (waits, requests)
+    assert streams.ids() == [asked.id], "who asked is told by the call"
+    assert streams.num_sequences == 2
+    assert kinds([await anext(runs) for _ in range(3)]) == [("TokensEvent", 0), ("FailedEvent", 0), ("FailedEvent", 1)]
+    assert streams.end() == []
+
+    others.adopt(moved)
+    in_thread(partial(others.note_accepted, waits, was_moved=True))
+    assert others.waiting == [waits.id]
+    assert others.end() == []
+    assert kinds([event async for event in waits]) == [("FailedEvent", 0), ("FailedEvent", 1)]
+    assert (others.num_sequences, others.ids(), others.waiting) == (0, [], [])
 
 
 class Engine:

@@ -112,6 +112,10 @@ def ends_of(events: list[Event]) -> list[Event]:
     return [event for event in events if isinstance(event, FinishedEvent | FailedEvent)]
 
 
+def text_of(events: list[Event]) -> str:
+    return "".join(event.text for event in events if hasattr(event, "text"))
+
+
 async def answer(engines: Engines, **fields: Any) -> list[Event]:
     return [event async for event in await engines.client.submit(sampled(**fields))]
 
@@ -123,7 +127,7 @@ async def test_requests_are_spread_and_their_results_are_those_of_one_engine(eng
     assert [each.num_sequences for each in engines.replicas.all] == [3, 3, 3]
     for stream in streams:
         events = [event async for event in stream]
-        texts["".join(event.text for event in events if hasattr(event, "text"))] += 1
+        texts[text_of(events)] += 1
     assert list(texts.values()) == [9]
     assert [each.num_sequences for each in engines.replicas.all] == [0, 0, 0]
 
@@ -223,6 +227,29 @@ async def test_requests_that_arrive_while_one_is_killed_are_all_answered(engines
     for submission in submissions:
         (end,) = ends_of([event async for event in await submission])
         assert isinstance(end, FinishedEvent)
+
+
+async def test_those_that_wait_in_a_replica_that_is_killed_are_answered_by_another(engines: Engines) -> None:
+    await asyncio.to_thread(engines.wait_for, 3)
+    victim = min(engines.replicas.all, key=lambda each: each.supervisor.restarts)
+    sent = {"seed": 11, "max_tokens": 200}
+    expected = text_of(await answer(engines, **sent))
+    streams = [await engines.client.submit(sampled(**sent)) for _ in range(3 * (BATCH + 1))]
+    theirs = [stream for stream in streams if stream.id in victim.streams]
+    assert len(theirs) == BATCH + 1
+    closed = await engines.client.submit(sampled(**sent))
+    assert await asyncio.to_thread(eventually, lambda: len(victim.streams.waiting) <= 1 + (closed.id in victim.streams))
+    assert victim.supervisor.pid is not None
+    os.kill(victim.supervisor.pid, signal.SIGKILL)
+    closed.close()
+    results = {stream.id: [event async for event in stream] for stream in streams}
+    ends = {stream.id: ends_of(results[stream.id]) for stream in streams}
+    assert all(len(each) == 1 for each in ends.values())
+    failed = [stream_id for stream_id, (end,) in ends.items() if isinstance(end, FailedEvent)]
+    assert len(failed) == BATCH
+    assert {stream.id for stream in theirs}.issuperset(failed)
+    assert {text_of(results[stream.id]) for stream in streams if stream.id not in failed} == {expected}
+    assert await asyncio.to_thread(eventually, lambda: not engines.client.is_busy("tiny"))
 
 
 async def test_one_that_hangs_gets_no_new_requests(engines: Engines) -> None:
