@@ -216,9 +216,12 @@ class VideoQueue:
 
     async def _generate(self, row: Video) -> dict[str, Blob]:
         await self._ready(row.model)
-        with drafts() as paths:
+        with drafts() as paths, contextlib.ExitStack() as stack:
+            image: Path | None = None
+            if row.reference:
+                image = await asyncio.to_thread(stack.enter_context, video_store().local(row.reference))
             try:
-                task = self._client.submit(_request(row, paths))
+                task = self._client.submit(_request(row, paths, image))
             except WorkerDiedError as error:  # it died after the model was loaded, and nobody noticed yet
                 raise MillmError(error.message, status=503, code="model_not_ready", retry_after_s=WAIT_S) from None
             try:
@@ -241,7 +244,7 @@ class VideoQueue:
             await asyncio.sleep(self._tick_s)
 
 
-def _request(row: Video, paths: dict[VideoFormat, Path]) -> GenerateVideo:
+def _request(row: Video, paths: dict[VideoFormat, Path], image: Path | None) -> GenerateVideo:
     options = row.options
     return GenerateVideo(
         task="",
@@ -258,7 +261,7 @@ def _request(row: Video, paths: dict[VideoFormat, Path]) -> GenerateVideo:
         negative_prompt=options.get("negative_prompt"),
         flow_shift=options.get("flow_shift"),
         strength=options.get("strength"),
-        image=video_store().path(row.reference) if row.reference else None,
+        image=image,
     )
 
 

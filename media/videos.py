@@ -59,7 +59,7 @@ class VideoOrder:
 
 def video_store() -> BlobStore:
     """Return the store of reference images and generated files."""
-    return BlobStore(settings.MILLM_HOME / "videos", min_free_bytes=settings.MILLM_MIN_FREE_BYTES)
+    return BlobStore.from_settings("videos")
 
 
 def create_video(

@@ -317,6 +317,12 @@ class Environment(BaseSettings):
         description="Maximum total size of one owner's files and unfinished uploads, such as 20GiB; 0: no limit. "
         "Requests without a key share one owner. Batch results count towards it but are always stored.",
     )
+    files_url: str = Field(
+        "",
+        description="Where clients' files and generated videos are kept, for servers that share them: a URL of fsspec "
+        "such as s3://bucket/millm, with credentials from the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, ...). "
+        "S3 needs the extra `s3`. Empty: in MILLM_HOME.",
+    )
     min_free_bytes: ByteSize = Field(
         ByteSize(512 * 2**20),
         ge=0,
@@ -744,6 +750,24 @@ class Environment(BaseSettings):
             raise ValueError("must start with https://, or be on this machine")
         if value and not all(map(find_spec, OIDC_PACKAGES)):
             raise ValueError("needs the extra `oidc`: pip install '.[oidc]' -c constraints.txt")
+        return value.rstrip("/")
+
+    @field_validator("files_url")
+    @classmethod
+    def _openable(cls, value: str) -> str:
+        if not value:
+            return value
+        protocol, separator, path = value.partition("://")
+        if not (separator and path):
+            raise ValueError("must be a URL such as s3://bucket/folder")
+        from fsspec import get_filesystem_class  # takes a quarter of a second to import
+
+        try:
+            get_filesystem_class(protocol)
+        except ImportError as error:
+            raise ValueError(f"cannot be opened: {error}") from error
+        except ValueError as error:
+            raise ValueError(f"has an unknown protocol, `{protocol}`") from error
         return value.rstrip("/")
 
     @field_validator("oidc_client_id")

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from storage.batch_lines import BatchLine
@@ -65,9 +64,12 @@ class BatchResults:
     """Result files of the run ``run``."""
 
     def __init__(self, batch_id: str, run: str) -> None:
-        self.batch_folder = BlobStore.from_settings().root / "batches" / batch_id
+        self.store = BlobStore.from_settings()
+        self.batch = f"batches/{batch_id}"
         self.run = run
-        self.folder = self.batch_folder / run
+        self.folder = self.store.root / self.batch / run
+        self._saved: dict[str, int] = {}  # the bytes of each file that other machines find
+        self._is_alone = False  # the files of earlier runs are deleted
         self._expected: deque[tuple[int, int]] = deque()  # number and end of the lines after the checkpoint's
 
     @property
@@ -83,7 +85,8 @@ class BatchResults:
 
         Start over if its files are shorter than the checkpoint says.
         """
-        before = BatchResults(self.batch_folder.name, saved.run)
+        before = BatchResults(PurePosixPath(self.batch).name, saved.run)
+        before.fetch(saved)
         files: Sequence[tuple[Path, Path, int]] = (
             (before.output, self.output, saved.output_bytes),
             (before.errors, self.errors, saved.error_bytes),
@@ -102,13 +105,21 @@ class BatchResults:
             taken = self._append(taken, list(_later(source, size, taken)), is_error=source == before.errors)
         return taken
 
+    def fetch(self, saved: Checkpoint) -> None:
+        """Fetch the files of this run, up to the checkpoint, if it ran on another machine."""
+        for path, size in ((self.output, saved.output_bytes), (self.errors, saved.error_bytes)):
+            if _size_of(path) < size:
+                self.store.fetch_parts(self.shared(path), path)
+
+    def shared(self, path: Path) -> str:
+        """Return the name under which other machines find one of the files."""
+        return "/".join(part for part in (self.batch, self.run, path.name) if part)
+
     def drop_others(self) -> None:
         """Delete the files of earlier runs. Call it once a checkpoint names this run."""
-        for path in self.batch_folder.iterdir():
-            if path.is_dir() and path != self.folder:
-                shutil.rmtree(path, ignore_errors=True)
-            elif path.is_file():
-                path.unlink(missing_ok=True)
+        if not self._is_alone:
+            self.store.drop_folder(self.batch, besides=self.run)
+            self._is_alone = True
 
     def expect(self, lines: Sequence[BatchLine]) -> None:
         """Note the next lines, in the order of the input, whose results may come in any order."""
@@ -117,18 +128,21 @@ class BatchResults:
     def append(self, done: Checkpoint, results: Sequence[Result]) -> Checkpoint:
         """Write the results and return the new checkpoint. Raise StorageFullError if the disk is full."""
         with raising_if_full():
-            BlobStore.from_settings().check_room(0)
+            self.store.check_room(0)
             for is_error in (False, True):
                 chosen = [one for one in results if one.is_error == is_error]
                 done = self._append(done, [(_line_of(one), one) for one in chosen], is_error=is_error)
         return done
 
     def sync(self) -> None:
-        """Wait until the written results are on the disk. Call it before storing their checkpoint."""
+        """Wait until the written results are on the disk, and where other machines find them. Call it before storing
+        their checkpoint.
+        """
         with raising_if_full():
             for path in (self.output, self.errors):
                 with path.open("ab") as file:
                     _sync(file)
+                self._saved[path.name] = self.store.save_part(self.shared(path), path, self._saved.get(path.name, 0))
 
     def _append(
         self, done: Checkpoint, results: Sequence[tuple[bytes, Result | _Header]], *, is_error: bool
@@ -162,14 +176,14 @@ class BatchResults:
         if not places:
             yield None
             return
-        with BlobStore.from_settings().writing() as writer, path.open("rb") as source:
+        with self.store.writing() as writer, path.open("rb") as source:
             for _, start, length in places:
                 source.seek(start)
                 writer.write(source.read(length))
             yield writer
 
     def drop(self) -> None:
-        shutil.rmtree(self.batch_folder, ignore_errors=True)
+        self.store.drop_folder(self.batch)
 
 
 @dataclass(frozen=True, slots=True)

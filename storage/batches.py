@@ -134,6 +134,7 @@ def note_progress(*, batch: Batch, done: Checkpoint) -> None:
 def finish_batch(*, batch: Batch, status: str, done: Checkpoint, errors: Sequence[LineError] = ()) -> Batch:
     """Store the results as files and end the batch, in one transaction. Idempotent: a second call is a no-op."""
     results = BatchResults(batch.public_id, done.run)
+    results.fetch(done)
     with transaction.atomic():
         row = Batch.objects.select_for_update().get(pk=batch.pk)
         if row.has_ended:

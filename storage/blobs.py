@@ -1,5 +1,5 @@
 """Blobs on disk. They are written to a temporary file, synced and moved into place, so readers never see partial
-content."""
+content. With MILLM_FILES_URL they are kept elsewhere (:mod:`storage.remote_blobs`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Self
+from typing import IO
 
 from django.conf import settings
 
@@ -35,22 +35,40 @@ class Blob:
 
 
 class BlobStore:
-    """A folder of blobs, two levels deep. ``min_free_bytes`` of its disk stay free for the database."""
+    """A folder of blobs, two levels deep. ``min_free_bytes`` of its disk stay free for the database.
+
+    Beside the blobs there may be folders of growing files, which their writers append to (``root / folder``). In this
+    store their methods have little to do: such files are read where they are written.
+    """
 
     def __init__(self, root: Path, *, min_free_bytes: int) -> None:
         self.root = root
         self.min_free_bytes = min_free_bytes
 
     @classmethod
-    def from_settings(cls) -> Self:
-        return cls(settings.MILLM_HOME / "files", min_free_bytes=settings.MILLM_MIN_FREE_BYTES)
+    def from_settings(cls, folder: str = "files") -> BlobStore:
+        """Return the store of a folder of MILLM_HOME, or of MILLM_FILES_URL if that is set."""
+        root: Path = settings.MILLM_HOME / folder
+        if not settings.MILLM_FILES_URL:
+            return cls(root, min_free_bytes=settings.MILLM_MIN_FREE_BYTES)
+
+        from storage.remote_blobs import RemoteBlobStore
+
+        url = f"{settings.MILLM_FILES_URL}/{folder}"
+        return RemoteBlobStore(url, root, min_free_bytes=settings.MILLM_MIN_FREE_BYTES)
 
     @property
     def unfinished(self) -> Path:
         return self.root / "unfinished"
 
-    def path(self, name: str) -> Path:
-        return self.root / name[:2] / name
+    def open(self, name: str) -> IO[bytes]:
+        """Open a blob to be read. Raise FileNotFoundError if there is none."""
+        return self.path(name).open("rb")
+
+    @contextlib.contextmanager
+    def local(self, name: str) -> Iterator[Path]:
+        """Provide the path of a blob on this machine, until the end of the block. It may not exist."""
+        yield self.path(name)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[BlobWriter]:
@@ -68,7 +86,7 @@ class BlobStore:
     def copy(self, parts: Iterable[str], writer: BlobWriter) -> None:
         """Append the blobs ``parts`` to the blob being written."""
         for name in parts:
-            with self.path(name).open("rb") as source:
+            with self.open(name) as source:
                 while block := source.read(BLOCK):
                     writer.write(block)
 
@@ -86,6 +104,40 @@ class BlobStore:
         until = time.time() - older_than_s
         for folder in self.root.glob("[0-9a-f][0-9a-f]"):
             yield from (path.name for path in _older(folder.iterdir(), until))
+
+    def keep(self, path: Path, name: str) -> None:
+        """Move a file that is synced into place, as the blob ``name``."""
+        target = self.path(name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(target)
+        _sync_folder(target.parent)
+
+    def save_part(self, file: str, source: Path, start: int) -> int:
+        """Keep the bytes of a growing file from ``start`` on, so that other machines find them. Return its size."""
+        return source.stat().st_size
+
+    def fetch_parts(self, file: str, target: Path) -> None:
+        """Write what was kept of a growing file to ``target``, if other machines may have written it."""
+
+    def drop_folder(self, folder: str, *, besides: str = "") -> None:
+        """Delete a folder of growing files; with ``besides``, all in it but the folder of that name. Idempotent."""
+        if not besides:
+            shutil.rmtree(self.root / folder, ignore_errors=True)
+            return
+        with contextlib.suppress(FileNotFoundError):
+            for path in (self.root / folder).iterdir():
+                if path.is_dir() and path.name != besides:
+                    shutil.rmtree(path, ignore_errors=True)
+                elif path.is_file():
+                    path.unlink(missing_ok=True)
+
+    def folders(self, parent: str) -> set[str]:
+        """Return the names of the folders in a folder of growing files."""
+        return {path.name for path in (self.root / parent).glob("*")}
+
+    def path(self, name: str) -> Path:
+        """Return where a blob lies if it is kept here. Use :meth:`open` or :meth:`local`, which find all blobs."""
+        return self.root / name[:2] / name
 
     def delete_unfinished(self, *, older_than_s: float) -> int:
         """Delete the temporary files of crashed writers and return how many there were."""
@@ -137,10 +189,7 @@ class BlobWriter:
             os.fsync(self._file.fileno())
             self._file.close()
             blob = Blob(uuid.uuid4().hex, self.size, self._sha256.hexdigest())
-            target = self._store.path(blob.name)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            self._path.rename(target)
-            _sync_folder(target.parent)
+            self._store.keep(self._path, blob.name)
         return blob
 
     def discard(self) -> None:

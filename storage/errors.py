@@ -34,6 +34,13 @@ class StorageFullError(StorageError):
     code = "insufficient_storage"
 
 
+class StorageUnreachableError(StorageError):
+    """The file system of MILLM_FILES_URL does not answer, or refuses."""
+
+    status = 503
+    code = "storage_unavailable"
+
+
 class StorageConflictError(StorageError):
     """The state of the object does not allow this action."""
 

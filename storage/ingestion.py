@@ -114,13 +114,14 @@ class FileIngestion:
 
     def _pieces(self, model: ModelCard) -> list[str]:
         file, chunking = self.row.file, Chunking(self.row.max_chunk_tokens, self.row.overlap_tokens)
-        return extract_pieces(
-            BlobStore.from_settings().path(file.blob),
-            file.filename,
-            tokenizer=model.text.tokenizer_json(),
-            chunking=chunking.fitting(model),
-            check=self.job.check_cancelled,
-        )
+        with BlobStore.from_settings().local(file.blob) as path:
+            return extract_pieces(
+                path,
+                file.filename,
+                tokenizer=model.text.tokenizer_json(),
+                chunking=chunking.fitting(model),
+                check=self.job.check_cancelled,
+            )
 
     def _store(self, start: int, texts: Sequence[str], vectors: Sequence[Sequence[float]]) -> None:
         rows = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from dataclasses import dataclass
@@ -77,8 +76,8 @@ def _delete_orphans() -> int:
 
 
 def _delete_orphaned_results(store: BlobStore) -> None:
-    """Delete the results of batches whose owners were deleted while they ran."""
-    folders = {folder.name: folder for folder in (store.root / "batches").glob("*")}
-    known = Batch.objects.filter(public_id__in=folders).values_list("public_id", flat=True)
-    for name in folders.keys() - set(known):
-        shutil.rmtree(folders[name], ignore_errors=True)
+    """Delete the results of batches that were deleted while they ran, and of those that ended on another machine."""
+    folders = store.folders("batches")
+    known = Batch.objects.filter(public_id__in=folders).exclude(status__in=Batch.ENDED)
+    for name in folders - set(known.values_list("public_id", flat=True)):
+        store.drop_folder(f"batches/{name}")

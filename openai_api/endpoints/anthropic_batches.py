@@ -183,7 +183,7 @@ def _lines(file_id: str, batch: Batch) -> Iterator[Line]:
         file: StoredFile = find_file(file_id, owner_id=batch.owner_id)
     except ObjectNotFoundError:
         return
-    with BlobStore.from_settings().path(file.blob).open("rb") as source:
+    with BlobStore.from_settings().open(file.blob) as source:
         for raw in source:
             yield json.loads(raw)
 

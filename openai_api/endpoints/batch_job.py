@@ -52,7 +52,7 @@ from storage.batch_lines import BatchLine, LineError, lines_from, validate_lines
 from storage.batch_results import BatchResults, Checkpoint, Result
 from storage.batches import Status, finish_batch, note_progress, start_batch
 from storage.blobs import BlobStore
-from storage.errors import StorageError, StorageFullError
+from storage.errors import StorageError, StorageFullError, StorageUnreachableError
 from storage.files import find_file
 from storage.models import Batch
 
@@ -152,6 +152,10 @@ SAVE_S = 1.0  # between checkpoints
 MAX_AHEAD = 10_000  # lines that may end before one that takes long
 WATCH_S = 1.0
 DISK_PAUSE = timedelta(minutes=1)
+OUT_OF_STORAGE = {
+    StorageFullError: "The disk of the server that processed the batch is full.",
+    StorageUnreachableError: "The server's file storage cannot be reached.",
+}
 BATCH_WINDOW = Service(
     lambda: BatchWindow(lambda: get_backend().client().stats(), lambda: total_batch_size(get_backend().client()))
 )
@@ -167,10 +171,10 @@ def run_batch(job: RunningJob) -> dict[str, Any]:
         return {"status": batch.status}
     try:
         return _run(job, batch)
-    except StorageFullError as error:
+    except (StorageFullError, StorageUnreachableError) as error:
         if timezone.now() >= batch.expires_at:
             raise
-        text = "The disk of the server that processed the batch is full. The batch continues on any server in a minute."
+        text = f"{OUT_OF_STORAGE[type(error)]} The batch continues on any server in a minute."
         raise JobPostponed(timezone.now() + DISK_PAUSE, text) from error
 
 
@@ -179,7 +183,7 @@ def _run(job: RunningJob, batch: Batch) -> dict[str, Any]:
     run = BatchRun(job, batch, results, results.resume(Checkpoint.read(job.checkpoint)))
     try:
         batch = run.work()
-    except StorageFullError as error:
+    except (StorageFullError, StorageUnreachableError) as error:
         if timezone.now() >= batch.expires_at:
             run.finish(Status.FAILED, [LineError(error.code, str(error))])
         raise
@@ -204,7 +208,11 @@ class BatchRun:
 
     def work(self) -> Batch:
         """Run the batch and return it once it has ended."""
-        path = self._input()
+        file = find_file(self.batch.input_file, owner_id=self.batch.owner_id, param="input_file_id")
+        with BlobStore.from_settings().local(file.blob) as path:
+            return self._work(path)
+
+    def _work(self, path: Path) -> Batch:
         if self.batch.in_progress_at is None or self.done.number == 0:
             limit = settings.MILLM_MAX_BODY_BYTES
             validation = validate_lines(path, endpoint=self.batch.endpoint, max_line_bytes=limit)
@@ -285,10 +293,6 @@ class BatchRun:
         lines = lines_from(path, offset=done.offset, number=done.number, max_line_bytes=settings.MILLM_MAX_BODY_BYTES)
         ahead = frozenset(done.ahead)
         return (line for line in lines if line.number not in ahead)
-
-    def _input(self) -> Path:
-        file = find_file(self.batch.input_file, owner_id=self.batch.owner_id, param="input_file_id")
-        return BlobStore.from_settings().path(file.blob)
 
 
 class LineWindow:

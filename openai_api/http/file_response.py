@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
+from functools import partial
 from typing import IO
 from urllib.parse import quote as percent_encode
 
@@ -29,9 +29,11 @@ _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A file to send. ``content_type``: of what this server made. ``expires_at``: clients may cache it so long."""
+    """A file to send. ``open`` may raise FileNotFoundError. ``content_type``: of what this server made.
+    ``expires_at``: clients may cache it so long.
+    """
 
-    path: Path
+    open: Callable[[], IO[bytes]]
     filename: str
     size: int
     sha256: str
@@ -54,11 +56,11 @@ class Span:
 
 async def download(call: Call, file: StoredFile) -> HttpResponseBase:
     """Return the file or the requested range. Raises MillmError 416, and 404 when the content is gone."""
-    path = BlobStore.from_settings().path(file.blob)
+    read = partial(BlobStore.from_settings().open, file.blob)
     gone = MillmError("The content of the file no longer exists.", status=404, code="file_not_found", param="file_id")
     content_type = IMAGE_TYPES.get(file.filename.rpartition(".")[2]) if file.purpose == OUTPUT else None
     expires_at = file.expires_at if content_type is not None else None
-    content = Content(path, file.filename, file.size, file.sha256, content_type, expires_at)
+    content = Content(read, file.filename, file.size, file.sha256, content_type, expires_at)
     return await send_content(call, content, gone)
 
 
@@ -66,7 +68,7 @@ async def send_content(call: Call, content: Content, gone: MillmError) -> HttpRe
     """Return the content or the requested range. Raises MillmError 416, and ``gone`` if the file does not exist."""
     span = chosen_span(call, content)
     try:
-        opened = await in_thread(content.path.open, "rb")
+        opened = await in_thread(content.open)
     except FileNotFoundError:
         raise gone from None
     if call.request.method == "HEAD":

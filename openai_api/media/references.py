@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import binascii
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
+from typing import IO
 
 from django.conf import settings
 
@@ -29,6 +29,7 @@ from storage.files import find_file
 
 MAX_FETCHES = 4  # at once; a slow URL occupies a thread for half a minute
 CHARACTERS = 4 * 2**20  # of base64 that are decoded at once
+Opener = Callable[[], IO[bytes]]
 _DATA = re.compile(r"data:(?:image/[\w.+-]{1,60})?(?:;[\w=.+-]{1,60}){0,4};base64,", re.IGNORECASE)
 _fetches = ThreadPoolExecutor(MAX_FETCHES, thread_name_prefix="media-fetches")
 
@@ -36,29 +37,30 @@ _fetches = ThreadPoolExecutor(MAX_FETCHES, thread_name_prefix="media-fetches")
 async def write_image(call: Call, source: SentFile | ImageReference, writer: BlobWriter, *, param: str) -> None:
     """Write the image, which must be decodable. Raises MillmError 400 with the code ``invalid_`` and ``param``."""
     with _invalid(param):
-        path = await _path_of(call, source)
-    write = partial(_write, source, path, writer, param)
+        stored = await _stored(call, source)
+    write = partial(_write, source, stored, writer, param)
     if isinstance(source, ImageReference) and (source.image_url or "").lower().startswith("http"):
         await asyncio.get_running_loop().run_in_executor(_fetches, write)
     else:
         await in_media_thread(write)
 
 
-async def _path_of(call: Call, source: SentFile | ImageReference) -> Path | None:
-    """Return where the image lies on this server; None if it has to be decoded or fetched."""
+async def _stored(call: Call, source: SentFile | ImageReference) -> Opener | None:
+    """Return what opens the image on this server; None if it has to be decoded or fetched."""
     if isinstance(source, SentFile):
-        return source.path
+        sent = source.path
+        return lambda: sent.open("rb")
     if source.file_id is None:
         return None
     file = await in_database(find_file, source.file_id, owner_id=call.owner_id)
-    return BlobStore.from_settings().path(file.blob)
+    return partial(BlobStore.from_settings().open, file.blob)
 
 
-def _write(source: SentFile | ImageReference, path: Path | None, writer: BlobWriter, param: str) -> None:
+def _write(source: SentFile | ImageReference, stored: Opener | None, writer: BlobWriter, param: str) -> None:
     limit: int = settings.MILLM_MAX_MEDIA_BYTES
     with _invalid(param):
-        if path is not None:
-            _copy(path, writer, limit)
+        if stored is not None:
+            _copy(stored, writer, limit)
         elif isinstance(source, ImageReference) and source.image_url is not None:
             _write_url(source.image_url, writer, limit)
         decode_image(writer.flushed(), max_pixels=MAX_IMAGE_PIXELS)
@@ -73,9 +75,9 @@ def _write_url(url: str, writer: BlobWriter, limit: int) -> None:
         raise invalid("This server does not fetch images (MILLM_FETCH_IMAGES). Send the image itself.")
 
 
-def _copy(path: Path, writer: BlobWriter, limit: int) -> None:
+def _copy(stored: Opener, writer: BlobWriter, limit: int) -> None:
     try:
-        file = path.open("rb")
+        file = stored()
     except FileNotFoundError:
         raise invalid("The content of the file no longer exists.") from None
     with file:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from django.conf import settings
@@ -143,7 +144,7 @@ async def send_video(call: Call, row: Video, name: str = "mp4") -> HttpResponseB
     _check_ready(row)
     output = row.outputs[name]
     content = Content(
-        video_store().path(output["name"]),
+        partial(video_store().open, output["name"]),
         f"{row.public_id}.{name}",
         output["size"],
         output["sha256"],

@@ -408,7 +408,7 @@ async def test_a_run_continues_with_the_lines_that_had_not_ended(api: Api, home:
     assert done.request_counts.completed == 50
     assert done.usage is not None
     assert done.usage.output_tokens == 50
-    assert not results.batch_folder.exists()
+    assert not results.folder.parent.exists()
 
 
 async def test_a_run_that_was_replaced_adds_nothing(api: Api):
