@@ -28,11 +28,13 @@ from benchmarks.options import at_least_one
 from benchmarks.record import RESULTS, Record
 from benchmarks.subject import echo
 from benchmarks.tokenizer import FIRST_WORD, build_tokenizer
+from inference.engine.cache.device_memory import MemoryWatch
 from inference.engine.config import EngineConfig
 from inference.engine.kernels import native
 from inference.engine.kernels.attention import LayoutProbe, packed_attention
 from inference.engine.loop import COMMANDS_PER_TURN, EngineLoop
 from inference.engine.messages import BACKGROUND_PRIORITY, GenerationRequest, SamplingParams
+from inference.engine.models.facts import DeviceMemory
 from inference.engine.models.loader import LoadedModel
 from inference.interventions import Intervention, Site, VectorEdit
 
@@ -124,7 +126,8 @@ class Engine:
     _num_commands: int = 0
 
     def __post_init__(self) -> None:
-        self.loop = EngineLoop(self.config, lambda deliveries: None)
+        memory = MemoryWatch(lambda: DeviceMemory(2**40, 2**40), lambda: 0.0)  # measuring it would be counted
+        self.loop = EngineLoop(self.config, lambda deliveries: None, memory)
         self.loop.accept_requests()
 
     def attach(self, count: int = 1) -> None:
@@ -327,7 +330,6 @@ def _unloaded(engine: Engine, n: int) -> Act:
     return act
 
 
-NO_GROWTH = 1.05
 WHOLE_PROMPTS = {"max_prefill_tokens": 8192}
 SMALL_CHUNKS = {"max_prefill_tokens": 16}
 NO_ROOM = {"kv_cache_bytes": (LONGEST_PROMPT + 32) * TOKEN_BYTES}
@@ -363,9 +365,7 @@ def microseconds(case: Case, n: int) -> float:
 
 
 def instructions(case: Case, n: int) -> float:
-    """Return the Python bytecode instructions of a unit, or of a step: the fewest of several, because some steps also
-    measure the free memory of the machine.
-    """
+    """Return the Python bytecode instructions of a unit, or of a step: the fewest of several."""
     with case.ready(n) as act:
         if case.is_steady:
             return min(_instructions(act) for _ in range(COUNTED_STEPS))
@@ -373,14 +373,9 @@ def instructions(case: Case, n: int) -> float:
 
 
 def growth(case: Case) -> float:
-    """Return the instructions of a step or unit with a large ``n``, divided by those with a small one.
-
-    Counts again if there are more: on a machine so slow that every step measures the free memory, the fewest are too
-    many.
-    """
+    """Return the instructions of a step or unit with a large ``n``, divided by those with a small one."""
     small = case.sizes[0] if case.is_steady else case.sizes[1]  # a few units have too large a share of a step
-    found = instructions(case, case.sizes[-2]) / instructions(case, small)
-    return found if found <= NO_GROWTH else min(found, instructions(case, case.sizes[-2]) / instructions(case, small))
+    return instructions(case, case.sizes[-2]) / instructions(case, small)
 
 
 def _instructions(act: Callable[[], object]) -> int:

@@ -46,14 +46,14 @@ class StuckError(RuntimeError):
 class EngineLoop:
     """One thread that owns the models. Public methods may be called from any other thread."""
 
-    def __init__(self, config: EngineConfig, publish: Publish) -> None:
+    def __init__(self, config: EngineConfig, publish: Publish, memory: MemoryWatch | None = None) -> None:
         self._config = config
         self._inbox = Inbox()
         here = config.on("cuda" if torch.cuda.is_available() else "cpu")
         self._outbox = Outbox(publish, here.max_batch_size + here.max_waiting_requests)
         self._models = AttachedModels(config)
         self._lifecycle = EngineLifecycle()
-        self._memory = MemoryWatch()
+        self._memory = memory or MemoryWatch()
         self._steps = 0
         self._heartbeat = 0
         self._turns = 0

@@ -242,6 +242,9 @@ class IdleModel:
 
     def limit_growth(self, *_: object) -> None: ...
 
+    def use_idle_time(self) -> bool:  # the thread may be about to ask the model that this one replaces
+        return False
+
     def check_integrity(self) -> None: ...
 
     def close(self) -> None: ...
