@@ -153,7 +153,7 @@ $(VENV)/.smollm2-$(SMOLLM2): | $(VENV)/.runtime
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.runtime
-	$(call install,p["dependencies"] + p["optional-dependencies"]["media"] + p["optional-dependencies"]["oidc"] + p["optional-dependencies"]["otel"] + p["optional-dependencies"]["ray"] + p["optional-dependencies"]["s3"] + p["optional-dependencies"]["dev"])
+	$(call install,p["dependencies"] + p["optional-dependencies"]["media"] + p["optional-dependencies"]["oidc"] + p["optional-dependencies"]["otel"] + p["optional-dependencies"]["mcp"] + p["optional-dependencies"]["ray"] + p["optional-dependencies"]["s3"] + p["optional-dependencies"]["dev"])
 
 $(VENV)/.oracles: pyproject.toml constraints.txt $(VENV)/.dev
 	$(call install,p["optional-dependencies"]["oracles"])

@@ -112,9 +112,7 @@ def open_url(
     """
     deadline = time.monotonic() + rules.timeout_s if deadline is None else deadline
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-    if rules.ports is not None and port not in rules.ports:
-        raise OutboundError(f"The URL must use one of the ports {', '.join(map(str, sorted(rules.ports)))}.")
-    connection = _Connection(host, port, _address(host, port, rules), is_secure=parts.scheme == "https")
+    connection = _Connection(host, port, checked_address(host, port, rules), is_secure=parts.scheme == "https")
     connection.timeout = max(0.1, deadline - time.monotonic())
     alarm = threading.Timer(connection.timeout, connection.abort)  # a timeout of the socket is one of each read
     alarm.start()
@@ -153,8 +151,10 @@ def _target(parts: SplitResult) -> str:
     return quote(parts.path or "/", safe=_SAFE) + query
 
 
-def _address(host: str, port: int, rules: OutboundRules) -> str:
-    """Return an address of the host. Raise OutboundError if one of them may not be contacted."""
+def checked_address(host: str, port: int, rules: OutboundRules) -> str:
+    """Return an address of the host. Raise OutboundError if one of them, or the port, may not be contacted. Blocks."""
+    if rules.ports is not None and port not in rules.ports:
+        raise OutboundError(f"The URL must use one of the ports {', '.join(map(str, sorted(rules.ports)))}.")
     try:
         found = rules.resolve(host.encode("idna").decode("ascii"), port)
         addresses = [ipaddress.ip_address(each) for each in found]

@@ -317,6 +317,12 @@ class Environment(BaseSettings):
         description="Maximum total size of one owner's files and unfinished uploads, such as 20GiB; 0: no limit. "
         "Requests without a key share one owner. Batch results count towards it but are always stored.",
     )
+    mcp_servers: Names = Field(
+        (),
+        description="Comma-separated hosts whose MCP servers /v1/responses may use, with a port or without, such as "
+        "mcp.example.com,localhost:9000. They may be private ones. `*`: any public host. Needs the extra `mcp`. "
+        "Empty: tools of the type `mcp` are ignored.",
+    )
     files_url: str = Field(
         "",
         description="Where clients' files and generated videos are kept, for servers that share them: a URL of fsspec "
@@ -679,7 +685,9 @@ class Environment(BaseSettings):
     def _absolute(cls, value: Path) -> Path:
         return (PROJECT_DIR / value.expanduser()).resolve()
 
-    @field_validator("allowed_hosts", "cors_origins", "model_roots", "oidc_roles", "trusted_proxies", mode="before")
+    @field_validator(
+        "allowed_hosts", "cors_origins", "mcp_servers", "model_roots", "oidc_roles", "trusted_proxies", mode="before"
+    )
     @classmethod
     def _split(cls, value: object) -> object:
         if isinstance(value, str):
@@ -751,6 +759,15 @@ class Environment(BaseSettings):
         if value and not all(map(find_spec, OIDC_PACKAGES)):
             raise ValueError("needs the extra `oidc`: pip install '.[oidc]' -c constraints.txt")
         return value.rstrip("/")
+
+    @field_validator("mcp_servers")
+    @classmethod
+    def _known_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if value and not find_spec("mcp"):
+            raise ValueError("needs the extra `mcp`: pip install '.[mcp]' -c constraints.txt")
+        if any("/" in each for each in value):
+            raise ValueError("must be hosts, without a scheme and a path")
+        return tuple(each.lower() for each in value)
 
     @field_validator("files_url")
     @classmethod

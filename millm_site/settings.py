@@ -65,6 +65,7 @@ MILLM_OIDC_GROUPS_CLAIM = ENV.oidc_groups_claim
 MILLM_OIDC_ROLES = tuple((group, role) for group, _, role in (pair.rpartition("=") for pair in ENV.oidc_roles))
 MILLM_MIN_FREE_BYTES = int(ENV.min_free_bytes)
 MILLM_FILES_URL = ENV.files_url
+MILLM_MCP_SERVERS = ENV.mcp_servers
 MILLM_HEADER_TIMEOUT = ENV.header_timeout
 MILLM_IDLE_TIMEOUT = ENV.idle_timeout
 MILLM_REQUEST_TIMEOUT = ENV.request_timeout

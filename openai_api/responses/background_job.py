@@ -126,7 +126,7 @@ class BackgroundRun:
         self._has_begun = row.status == StoredResponse.Status.IN_PROGRESS
         self._last = last
         self._input = [item.body for item in row.items.filter(is_output=False)]
-        self._search, searching, self._max_searches = ordered_search(row.order)
+        self._search, searching, self._max_calls = ordered_search(row.order)
         self._writer = EventWriter(response_body(row), first_number=last + 1, searching=searching)
 
     def cancel(self) -> None:
@@ -172,7 +172,7 @@ class BackgroundRun:
                 plan, answers = await plan_chat(chat, target)
                 self._writer.read(answers, target.model.text)
                 first = await Generation.start(call, target, plan)
-                return ToolLoop(first, self._row.order["chat"], self._search, max_searches=self._max_searches)
+                return ToolLoop(first, self._row.order["chat"], self._search, max_calls=self._max_calls)
             except MillmError as error:
                 if error.code not in PASSING:
                     raise

@@ -14,15 +14,25 @@ from typing import Any
 
 from openai_api.http import errors
 from openai_api.responses.items import item_text
+from openai_api.responses.mcp import RemoteTools, function_name, output_of
 from openai_api.responses.schemas.bodies import Item
 from openai_api.responses.schemas.request import JsonSchemaText, PromptSchema, ResponseRequest
-from openai_api.responses.schemas.tools import FILE_SEARCH, AllowedFunctions, FileSearchTool, OfferedFunction
+from openai_api.responses.schemas.tools import (
+    FILE_SEARCH,
+    AllowedFunctions,
+    FileSearchTool,
+    FunctionChoice,
+    McpChoice,
+    OfferedFunction,
+    SearchChoice,
+)
 from openai_api.schemas.chat import ChatRequest
 from openai_api.schemas.generation import DrawingSchema
 from openai_api.schemas.structured import GrammarExtensions
 
 CITATION_START, CITATION_END = "【", "】"
 NOTHING = "No text was found."
+NOT_APPROVED = "The user did not approve this call."
 NOT_KEPT = "The results of this search are no longer available."
 
 
@@ -63,6 +73,7 @@ class Transcript:
     def __init__(self, num_results: int = 0) -> None:
         self.messages: list[Message] = []
         self.num_results = num_results
+        self.requests: dict[str, Item] = {}  # for approval, by id
 
     def add(self, message: Message) -> None:
         self.messages.append(message)
@@ -80,6 +91,12 @@ class Transcript:
         else:
             self.messages.insert(0, {"role": "system", "content": text})
 
+    def add_call(self, call_id: str, name: str, arguments: str, output: str) -> None:
+        """Add a call of a tool, to the assistant's turn, and what it gave."""
+        function = {"name": name, "arguments": arguments}
+        self.turn().setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
+        self.add({"role": "tool", "tool_call_id": call_id, "content": output})
+
     def turn(self) -> Message:
         """Return the assistant's last turn, started if necessary."""
         if not self.messages or self.messages[-1]["role"] != "assistant":
@@ -94,13 +111,13 @@ def _add(transcript: Transcript, item: Item) -> None:
         turn = transcript.turn()
         turn.setdefault("tool_calls", []).append({"id": item["call_id"], "type": "function", "function": function})
     elif kind == "file_search_call":
-        function = {"name": FILE_SEARCH, "arguments": json.dumps({"queries": item["queries"]}, ensure_ascii=False)}
-        turn = transcript.turn()
-        turn.setdefault("tool_calls", []).append({"id": item["id"], "type": "function", "function": function})
         results = item.get("results")
         text = results_text(results, first=transcript.num_results + 1)
         transcript.num_results += len(results or ())
-        transcript.add({"role": "tool", "tool_call_id": item["id"], "content": text})
+        queries = json.dumps({"queries": item["queries"]}, ensure_ascii=False)
+        transcript.add_call(item["id"], FILE_SEARCH, queries, text)
+    elif kind.startswith("mcp_"):
+        _add_mcp(transcript, item)
     elif kind == "function_call_output":
         transcript.add({"role": "tool", "tool_call_id": item["call_id"], "content": text})
     elif kind == "compaction":
@@ -114,6 +131,22 @@ def _add(transcript: Transcript, item: Item) -> None:
         transcript.instruct(text)
     else:
         transcript.add({"role": item["role"], "content": text})
+
+
+def _add_mcp(transcript: Transcript, item: Item) -> None:
+    """Add what the model reads of an MCP item. The tools of a list are among the functions, and the call of a request
+    that was approved is an item of its own.
+    """
+    kind = item["type"]
+    if kind == "mcp_call":
+        transcript.add_call(item["id"], function_name(item), item["arguments"] or "{}", output_of(item))
+    elif kind == "mcp_approval_request":
+        transcript.requests[item["id"]] = item
+    elif kind == "mcp_approval_response" and not item["approve"]:
+        request = transcript.requests.get(item["approval_request_id"])
+        if request is not None:
+            text = f"{NOT_APPROVED} {item.get('reason') or ''}".rstrip()
+            transcript.add_call(request["id"], function_name(request), request["arguments"] or "{}", text)
 
 
 def _say(transcript: Transcript, text: str) -> None:
@@ -166,12 +199,13 @@ _NAMES = (  # chat field -> name here; the first match counts
 _TOOL = re.compile(r"(?<!\.)\btools\[(\d+)\]")  # not logprobs of a choice
 
 
-def chat_body(request: PromptSchema, items: Sequence[Item]) -> ChatBody:
-    """Return the chat's fields: what the model reads, and for a response how it samples."""
+def chat_body(request: PromptSchema, items: Sequence[Item], remote: RemoteTools | None = None) -> ChatBody:
+    """Return the chat's fields: what the model reads, and for a response how it samples. ``remote``: MCP tools."""
+    remote = remote or RemoteTools()
     body: ChatBody = {
         "model": request.model,
         "messages": messages_of(request.instructions, items),
-        **_tool_fields(request),
+        **_tool_fields(request, remote),
         **_format_fields(request),
     }
     if request.chat_template_kwargs is not None:
@@ -206,15 +240,15 @@ def _place(number: int, places: Sequence[int]) -> int:
     return places[number] if number < len(places) else number
 
 
-def _tool_fields(request: PromptSchema) -> ChatBody:
+def _tool_fields(request: PromptSchema, remote: RemoteTools) -> ChatBody:
     fields: ChatBody = {}
-    functions = [tool for _, tool in request.callable_tools]
+    functions = [*(_function(tool) for _, tool in request.callable_tools), *remote.functions()]
     if functions:
-        fields["tools"] = [{"type": "function", "function": _function(tool)} for tool in functions]
+        fields["tools"] = [{"type": "function", "function": function} for function in functions]
         if request.parallel_tool_calls is not None:
             fields["parallel_tool_calls"] = request.parallel_tool_calls
     if request.tool_choice is not None and (functions or request.tool_choice != "auto"):
-        fields["tool_choice"] = _tool_choice(request)
+        fields["tool_choice"] = _tool_choice(request, remote)
     return fields
 
 
@@ -224,14 +258,30 @@ def _function(tool: OfferedFunction | FileSearchTool) -> dict[str, Any]:
     return tool.model_dump(exclude={"type"}, exclude_none=True)
 
 
-def _tool_choice(request: PromptSchema) -> Any:
+def _tool_choice(request: PromptSchema, remote: RemoteTools) -> Any:
     choice = request.tool_choice
     if isinstance(choice, AllowedFunctions):
-        tools = [{"type": "function", "function": {"name": tool.name}} for tool in choice.tools]
-        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": tools}}
+        chosen = [
+            name
+            for place, tool in enumerate(choice.tools)
+            for name in _chosen_names(tool, remote, param=f"tool_choice.tools[{place}]")
+        ]
+        return _allowed(choice.mode, chosen)
     if choice is None or isinstance(choice, str):
         return choice
-    return {"type": "function", "function": {"name": choice.name}}
+    names = _chosen_names(choice, remote, param="tool_choice")
+    return _allowed("required", names) if len(names) > 1 else {"type": "function", "function": {"name": names[0]}}
+
+
+def _chosen_names(choice: FunctionChoice | SearchChoice | McpChoice, remote: RemoteTools, *, param: str) -> list[str]:
+    if isinstance(choice, McpChoice):
+        return remote.names(choice.server_label, choice.name, param=param)
+    return [choice.name]
+
+
+def _allowed(mode: str, names: Sequence[str]) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
 def _format_fields(request: PromptSchema) -> ChatBody:

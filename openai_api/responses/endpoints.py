@@ -37,6 +37,7 @@ from openai_api.responses.chat_form import ChatBody
 from openai_api.responses.event_writer import EventWriter, named_event
 from openai_api.responses.file_search import FileSearch, Searching
 from openai_api.responses.items import compaction_item, item_text, user_message
+from openai_api.responses.mcp import RemoteTools
 from openai_api.responses.models import StoredResponse
 from openai_api.responses.planning import Context, PlannedChat, plan_response, read_context
 from openai_api.responses.response_body import new_body, usage_body
@@ -64,7 +65,9 @@ async def create_response(call: Call) -> HttpResponseBase:
     search = FileSearch.of(request)
     if search is not None:
         await search.check(call)
-    planned = await plan_response(call, request, context)
+    remote = RemoteTools.of(request)
+    await remote.prepare(call, context.items, [tool.name for _, tool in request.callable_tools])
+    planned = await plan_response(call, request, context, remote)
     if is_effort_without_effect(planned.target.model.text, planned.chat):
         call.note_ignored("reasoning.effort")
     status: ResponseStatus = "queued" if request.background else "in_progress"
@@ -76,8 +79,8 @@ async def create_response(call: Call) -> HttpResponseBase:
         turn = Turn(body, context.input, call.owner_id)
         return await _order(call, planned, search_order(request, searching), turn, is_streamed=bool(request.stream))
     first = await Generation.start(call, planned.target, planned.plan)
-    generation = ToolLoop(first, planned.body, search, max_searches=request.max_tool_calls)
-    writer = EventWriter(body, searching=searching)
+    generation = ToolLoop(first, planned.body, search, max_calls=request.max_tool_calls)
+    writer = EventWriter(body, searching=searching, remote=remote)
     writer.read(planned.answers, planned.target.model.text)
     run = ResponseRun(generation, writer, context.input)
     return await streamed(generation, _events(run)) if request.stream else await _collect(run)
@@ -249,7 +252,9 @@ async def count_input_tokens(call: Call) -> HttpResponseBase:
     context = await read_context(call, request)
     if not context.items:
         context = Context((), [user_message("")])
-    planned = await plan_response(call, request, context)
+    remote = RemoteTools.of(request)
+    await remote.prepare(call, context.items, [tool.name for _, tool in request.callable_tools])
+    planned = await plan_response(call, request, context, remote)
     (prompt,) = planned.plan.prompts
     call.add_usage(Usage(prompt_tokens=len(prompt)))
     body: InputTokensBody = {"object": "response.input_tokens", "input_tokens": len(prompt)}

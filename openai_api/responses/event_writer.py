@@ -18,7 +18,8 @@ from openai_api.generation.target import Target
 from openai_api.generation.token_text import ReasoningTokens, token_logprob
 from openai_api.http.sse import data_event
 from openai_api.responses.file_search import Results, Searching
-from openai_api.responses.output import OpenSearch, Output
+from openai_api.responses.mcp import RemoteTools, Result
+from openai_api.responses.output import OpenMcpCall, OpenSearch, OpenTool, Output
 from openai_api.responses.response_body import error_body, usage_body
 from openai_api.responses.schemas.bodies import Event, ResponseBody, ResponseStatus
 from openai_api.schemas.bodies import MillmBody
@@ -46,12 +47,14 @@ class EventWriter:
         *,
         first_number: int = 0,
         searching: Searching | None = None,
+        remote: RemoteTools | None = None,
     ) -> None:
         self.body = body
         self.searching = searching or Searching(is_on=False)
         self._reader = AnswerReader()
         self._reasoning: ReasoningTokens | None = None
-        self._output = Output(searches=self.searching.is_on, sources=self.searching.sources)
+        self._remote = remote or RemoteTools()
+        self._output = Output(searches=self.searching.is_on, sources=self.searching.sources, remote=self._remote)
         self._num_reasoning = 0  # tokens of earlier generations
         self._next_number = first_number
         self._logprobs: list[Any] = []
@@ -75,6 +78,7 @@ class EventWriter:
     def started(self) -> Iterator[Event]:
         self.body["status"] = "in_progress"
         yield self._lifecycle("response.in_progress")
+        yield from self._numbered(self._output.precede(self._remote.new_items))
 
     def on_event(self, event: EngineEvent, generation: Written) -> Iterator[Event]:
         if isinstance(event, TokensEvent):
@@ -93,17 +97,22 @@ class EventWriter:
             self._note_use(generation)
 
     @property
-    def pending(self) -> Sequence[OpenSearch]:
-        """Return the searches that the model requested in this generation."""
+    def pending(self) -> Sequence[OpenTool]:
+        """Return the calls of this generation that this server has to run."""
         return tuple(self._output.pending)
 
     def found(self, search: OpenSearch, results: Results) -> Iterator[Event]:
         yield from self._numbered(self._output.found(search, results if self.searching.shows_results else None))
 
+    def ran(self, call: OpenMcpCall, result: Result) -> Iterator[Event]:
+        yield from self._numbered(self._output.ran(call, result))
+
     @property
     def waits_for_client(self) -> bool:
-        """Return whether the model also called functions, whose outputs only the client has."""
-        return any(item["type"] == "function_call" for item in self._output.items)
+        """Return whether the model also called functions, whose outputs only the client has, or tools that the client
+        has to approve.
+        """
+        return any(item["type"] in {"function_call", "mcp_approval_request"} for item in self._output.items)
 
     def complete(self, generation: Written) -> Iterator[Event]:
         """Yield the last events of the output."""
@@ -123,7 +132,7 @@ class EventWriter:
         if status == "incomplete":  # an open call is not complete when the text ends
             rest = [part for part in rest if not isinstance(part, ToolCallEnd)]
         yield from self._take(rest)
-        if status == "completed" and (self.pending or self._output.is_searching):
+        if status == "completed" and (self.pending or self._output.is_calling):
             yield from self._numbered(self._output.close("completed"))
             return
         yield from self._end(status, generation)

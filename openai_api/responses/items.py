@@ -14,6 +14,11 @@ from openai_api.responses.schemas.items import (
     FunctionCallItem,
     FunctionOutputItem,
     ItemText,
+    McpApprovalItem,
+    McpApprovalRequestItem,
+    McpCallItem,
+    McpItem,
+    McpListItem,
     MessageItem,
     OwnItem,
     ReferenceItem,
@@ -24,6 +29,12 @@ from openai_api.responses.schemas.items import (
 from openai_api.schemas.messages import RefusalPart
 
 SUMMARY = "Summary of the conversation so far:\n"  # introduces a compaction's text to the model
+_MCP_IDS = {
+    "mcp_list_tools": "mcpl_",
+    "mcp_call": "mcp_",
+    "mcp_approval_request": "mcpr_",
+    "mcp_approval_response": "mcpa_",
+}
 Content = str | list[ItemText | RefusalPart]
 
 
@@ -47,6 +58,8 @@ def compaction_item(item_id: str, summary: str) -> Item:
 def stored_item(item: OwnItem) -> Item:
     if isinstance(item, CompactionItem):
         return {"id": item.id or new_id("cmp_"), "type": "compaction", "encrypted_content": item.encrypted_content}
+    if isinstance(item, McpListItem | McpCallItem | McpApprovalRequestItem | McpApprovalItem):
+        return _mcp_item(item)
     status = item.status or "completed"
     if isinstance(item, MessageItem):
         return _message(item.id or new_id("msg_"), item.role, _parts(item.role, item.content), status)
@@ -84,6 +97,13 @@ def stored_item(item: OwnItem) -> Item:
     }
 
 
+def _mcp_item(item: McpItem) -> Item:
+    stored = {**item.model_dump(mode="json"), "id": item.id or new_id(_MCP_IDS[item.type])}
+    if isinstance(item, McpCallItem):
+        stored["status"] = item.status or "completed"
+    return stored
+
+
 def output_text(text: str, logprobs: list[Any] | None = None) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs or []}
 
@@ -94,6 +114,8 @@ def item_text(item: Item) -> str:
         return str(item["arguments"])
     if item["type"] == "file_search_call":
         return "\n".join(item["queries"])
+    if item["type"] == "mcp_call":
+        return str(item["arguments"])
     if item["type"] == "compaction":
         return f"{SUMMARY}{summary_in(item['encrypted_content'])}"
     content = item["output"] if item["type"] == "function_call_output" else item.get("content") or item.get("summary")

@@ -16,6 +16,7 @@ from inference.text.dialects.events import (
 )
 from openai_api.responses.file_search import Annotation, CitationReader, Results, queries_of
 from openai_api.responses.items import output_text
+from openai_api.responses.mcp import RemoteTool, RemoteTools, Result, call_item
 from openai_api.responses.schemas.bodies import Event, Item
 from openai_api.responses.schemas.tools import FILE_SEARCH
 
@@ -179,16 +180,91 @@ class OpenSearch:
         return {"type": kind, "item_id": self.id, "output_index": self.place}
 
 
-OpenItem = OpenMessage | OpenReasoning | OpenCall | OpenSearch
+class OpenMcpCall:
+    """An open call of an MCP server's tool, which this server runs."""
+
+    def __init__(self, place: int, tool: RemoteTool) -> None:
+        self.place = place
+        self.id = new_id("mcp_")
+        self.tool = tool
+        self._texts: list[str] = []
+
+    @property
+    def arguments(self) -> str:
+        return "".join(self._texts)
+
+    def item(self, status: str, result: Result | None = None) -> Item:
+        return call_item(self.id, self.tool, self.arguments, result, status=status)
+
+    def ended(self, result: Result) -> Item:
+        return call_item(self.id, self.tool, self.arguments, result)
+
+    def begin(self) -> Iterator[Event]:
+        yield self._event("response.mcp_call.in_progress")
+
+    def add(self, text: str) -> Iterator[Event]:
+        self._texts.append(text)
+        yield self._event("response.mcp_call_arguments.delta", delta=text)
+
+    def end(self) -> Iterator[Event]:
+        yield self._event("response.mcp_call_arguments.done", arguments=self.arguments)
+
+    def done(self, result: Result) -> Event:
+        return self._event(f"response.mcp_call.{'completed' if result.error is None else 'failed'}")
+
+    def _event(self, kind: str, **fields: Any) -> Event:
+        return {"type": kind, "item_id": self.id, "output_index": self.place, **fields}
+
+
+class OpenApproval:
+    """An open call of an MCP server's tool that the client has to approve. It is sent as a whole."""
+
+    def __init__(self, place: int, tool: RemoteTool) -> None:
+        self.place = place
+        self.id = new_id("mcpr_")
+        self._tool = tool
+        self._texts: list[str] = []
+
+    def item(self, status: str) -> Item:
+        return {
+            "id": self.id,
+            "type": "mcp_approval_request",
+            "server_label": self._tool.label,
+            "name": self._tool.name,
+            "arguments": "".join(self._texts),
+        }
+
+    def begin(self) -> Iterator[Event]:
+        return iter(())
+
+    def add(self, text: str) -> Iterator[Event]:
+        self._texts.append(text)
+        return iter(())
+
+    def end(self) -> Iterator[Event]:
+        return iter(())
+
+
+OpenTool = OpenSearch | OpenMcpCall  # what this server runs
+OpenItem = OpenMessage | OpenReasoning | OpenCall | OpenApproval | OpenTool
 
 
 class Output:
     """Process an answer's events in order; at most one item is open."""
 
-    def __init__(self, *, searches: bool = False, sources: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Start the output. ``searches``: file_search runs on this server. ``sources`` may be cited; they may grow."""
+    def __init__(
+        self,
+        *,
+        searches: bool = False,
+        sources: Sequence[Mapping[str, Any]] = (),
+        remote: RemoteTools | None = None,
+    ) -> None:
+        """Start the output. ``searches``: file_search runs on this server. ``sources`` may be cited; they may grow.
+        ``remote``: MCP tools.
+        """
         self.items: list[Item] = []
-        self.pending: list[OpenSearch] = []  # requested searches without results
+        self.pending: list[OpenTool] = []  # calls without results
+        self._remote = remote or RemoteTools()
         self._searches = searches
         self._sources = sources
         self._open: OpenItem | None = None
@@ -200,11 +276,9 @@ class Output:
         elif isinstance(event, ReasoningDelta):
             yield from self._think(event.text)
         elif isinstance(event, ToolCallStart):
-            place = self._next_place()
-            is_search = self._searches and event.name == FILE_SEARCH
-            yield from self._begin(OpenSearch(place) if is_search else OpenCall(place, event.id, event.name))
+            yield from self._begin(self._tool_item(event))
         elif isinstance(event, ToolCallArguments):
-            assert isinstance(self._open, OpenCall | OpenSearch), "a call starts before its arguments"
+            assert isinstance(self._open, OpenCall | OpenApproval | OpenTool), "a call starts before its arguments"
             yield from self._open.add(event.text)
         elif isinstance(event, ToolCallEnd):
             yield from self.close("completed")
@@ -214,8 +288,8 @@ class Output:
         if self._open is not None:
             open_item, self._open = self._open, None
             yield from open_item.end()
-            if isinstance(open_item, OpenSearch) and status == "completed":
-                self.items.append(open_item.item("searching"))
+            if isinstance(open_item, OpenTool) and status == "completed":
+                self.items.append(open_item.item("searching" if isinstance(open_item, OpenSearch) else "calling"))
                 self.pending.append(open_item)
                 return
             item = open_item.item(status)
@@ -229,12 +303,33 @@ class Output:
         yield search.found()
         yield {"type": "response.output_item.done", "output_index": search.place, "item": item}
 
+    def ran(self, call: OpenMcpCall, result: Result) -> Iterator[Event]:
+        """Complete a pending call of an MCP tool."""
+        self.pending.remove(call)
+        item = self.items[call.place] = call.ended(result)
+        yield call.done(result)
+        yield {"type": "response.output_item.done", "output_index": call.place, "item": item}
+
+    def precede(self, items: Sequence[Item]) -> Iterator[Event]:
+        """Add items that were complete before the answer began: lists of MCP tools, and calls that were approved."""
+        for item in items:
+            place = len(self.items)
+            self.items.append(item)
+            about = {"item_id": item["id"], "output_index": place}
+            yield {"type": "response.output_item.added", "output_index": place, "item": item}
+            yield {"type": f"response.{item['type']}.in_progress", **about}
+            if item["type"] == "mcp_call":
+                yield {"type": "response.mcp_call_arguments.done", **about, "arguments": item["arguments"]}
+            is_failed = item.get("error") is not None
+            yield {"type": f"response.{item['type']}.{'failed' if is_failed else 'completed'}", **about}
+            yield {"type": "response.output_item.done", "output_index": place, "item": item}
+
     def finish(self, status: str, logprobs: Logprobs) -> Iterator[Event]:
         """End the output. An answer without text becomes an empty message; ``logprobs``
         belong to tokens without text.
         """
-        if not self.items and self._open is None:
-            yield from self._begin(OpenMessage(0, self._sources))
+        if not self._has_answer and self._open is None:
+            yield from self._begin(OpenMessage(self._next_place(), self._sources))
         if isinstance(self._open, OpenMessage) and logprobs:
             yield from self._open.add("", logprobs)
         yield from self.close(status)
@@ -244,9 +339,13 @@ class Output:
             yield {"type": "response.output_item.done", "output_index": search.place, "item": item}
 
     @property
-    def is_searching(self) -> bool:
-        """Return whether the open item is a search."""
-        return isinstance(self._open, OpenSearch)
+    def is_calling(self) -> bool:
+        """Return whether the open item is a call that this server runs."""
+        return isinstance(self._open, OpenTool)
+
+    @property
+    def _has_answer(self) -> bool:
+        return any(item["type"] != "mcp_list_tools" for item in self.items)
 
     def snapshot(self) -> list[Item]:
         """Return the items, the open one as incomplete."""
@@ -263,6 +362,14 @@ class Output:
             yield from self._begin(OpenReasoning(self._next_place()))
         assert isinstance(self._open, OpenReasoning)
         yield from self._open.add(text)
+
+    def _tool_item(self, event: ToolCallStart) -> OpenItem:
+        place = self._next_place()
+        tool = self._remote.find(event.name)
+        if tool is not None:
+            return OpenApproval(place, tool) if tool.needs_approval else OpenMcpCall(place, tool)
+        is_search = self._searches and event.name == FILE_SEARCH
+        return OpenSearch(place) if is_search else OpenCall(place, event.id, event.name)
 
     def _begin(self, item: OpenItem) -> Iterator[Event]:
         yield from self.close("completed")

@@ -18,6 +18,7 @@ from openai_api.http.call import Call
 from openai_api.responses.chat_form import ChatBody, chat_body, parse_chat, renaming
 from openai_api.responses.errors import item_not_found
 from openai_api.responses.items import items_of
+from openai_api.responses.mcp import RemoteTools
 from openai_api.responses.schemas.bodies import Item
 from openai_api.responses.schemas.items import AnyItem, ReferenceItem
 from openai_api.responses.schemas.request import InputSchema, PromptSchema
@@ -81,32 +82,36 @@ class PlannedChat:
     answers: AnswerPlan
 
 
-async def plan_response(call: Call, request: PromptSchema, context: Context) -> PlannedChat:
-    """Plan the response. Raises MillmError in terms of the request's fields."""
-    body = chat_body(request, context.items)
+async def plan_response(
+    call: Call, request: PromptSchema, context: Context, remote: RemoteTools | None = None
+) -> PlannedChat:
+    """Plan the response, with the MCP tools ``remote``. Raises MillmError in terms of the request's fields."""
+    items = [*context.items, *(remote.new_items if remote is not None else ())]
+    body = chat_body(request, items, remote)
     chat = parse_chat(request, body)
     with renaming(request):
         target = await resolve_target(call, chat)
         try:
-            return PlannedChat(context.items, body, chat, target, *await plan_chat(chat, target))
+            return PlannedChat(items, body, chat, target, *await plan_chat(chat, target))
         except MillmError as error:
             if request.truncation != "auto" or error.code != TOO_LONG:
                 raise
-        return await _truncated(request, context, target)
+        return await _truncated(request, items, target, remote)
 
 
-async def _truncated(request: PromptSchema, context: Context, target: Target) -> PlannedChat:
+async def _truncated(
+    request: PromptSchema, items: Sequence[Item], target: Target, remote: RemoteTools | None
+) -> PlannedChat:
     """Drop as few of the oldest items as necessary, by bisection.
 
     The last turn, from the user's message on, always stays; if it is too long the request is refused.
     """
-    items = context.items
     least, most = 1, _last_turn(items)
-    found = await _try(request, _whole(items[most:]), target)
+    found = await _try(request, _whole(items[most:]), target, remote)
     while least < most:
         middle = (least + most) // 2
         try:
-            found, most = await _try(request, _whole(items[middle:]), target), middle
+            found, most = await _try(request, _whole(items[middle:]), target, remote), middle
         except MillmError as error:
             if error.code != TOO_LONG:
                 raise
@@ -114,8 +119,8 @@ async def _truncated(request: PromptSchema, context: Context, target: Target) ->
     return found
 
 
-async def _try(request: PromptSchema, items: Sequence[Item], target: Target) -> PlannedChat:
-    body = chat_body(request, items)
+async def _try(request: PromptSchema, items: Sequence[Item], target: Target, remote: RemoteTools | None) -> PlannedChat:
+    body = chat_body(request, items, remote)
     chat = parse_chat(request, body)
     await _check_room(chat, target)
     return PlannedChat(items, body, chat, target, *await plan_chat(chat, target))

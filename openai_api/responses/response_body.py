@@ -8,6 +8,7 @@ from typing import Any
 from core.errors import MillmError
 from inference.client import SamplingParams, Usage
 from openai_api.http.errors import client_message, error_type
+from openai_api.responses.mcp import shown_url
 from openai_api.responses.schemas.bodies import (
     ResponseBody,
     ResponseErrorBody,
@@ -15,7 +16,7 @@ from openai_api.responses.schemas.bodies import (
     ResponseUsageBody,
 )
 from openai_api.responses.schemas.request import ResponseRequest
-from openai_api.responses.schemas.tools import FileSearchTool, OfferedFunction
+from openai_api.responses.schemas.tools import FileSearchTool, HostedTool, McpTool, OfferedFunction
 
 _CODES = {429: "rate_limit_exceeded"}  # OpenAI's codes of failed responses by HTTP status; otherwise the server's
 _BAD_REQUEST = "invalid_prompt"
@@ -98,10 +99,13 @@ def _verbosity(request: ResponseRequest) -> str:
 
 def _tools(request: ResponseRequest) -> list[dict[str, Any]]:
     """Return the tools that the model may call, without those that this server does not run."""
-    return [_tool(tool) for _, tool in request.callable_tools]
+    return [_tool(tool) for tool in request.tools or () if not isinstance(tool, HostedTool)]
 
 
-def _tool(tool: OfferedFunction | FileSearchTool) -> dict[str, Any]:
+def _tool(tool: OfferedFunction | FileSearchTool | McpTool) -> dict[str, Any]:
+    if isinstance(tool, McpTool):  # without what may be secret
+        shown = tool.model_dump(mode="json", exclude={"authorization", "headers"}, exclude_none=True)
+        return {**shown, "server_url": shown_url(tool.server_url), "headers": None}
     if isinstance(tool, FileSearchTool):
         return tool.model_dump(exclude_none=True)
     return {

@@ -1,10 +1,10 @@
-"""The generations of one response: each file search is followed by another generation; and the resulting events."""
+"""The generations of one response, and its events. Each call that this server runs is followed by a generation."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 
 from django.db import InterfaceError, OperationalError
 
@@ -23,12 +23,15 @@ from openai_api.request_log.entry import Outcome
 from openai_api.responses.chat_form import ChatBody, messages_of
 from openai_api.responses.event_writer import EventWriter
 from openai_api.responses.file_search import FileSearch, Results
+from openai_api.responses.mcp import Result, run_call
+from openai_api.responses.output import OpenMcpCall, OpenTool
 from openai_api.responses.schemas.bodies import Event, Item
 from openai_api.responses.store import Turn, keep_turn
 from openai_api.schemas.bodies import MillmBody
 from openai_api.schemas.chat import ChatRequest
 
-MAX_SEARCHES = 8  # per response without ``max_tool_calls``
+MAX_CALLS = 8  # per response without ``max_tool_calls``
+NONE_LEFT = "The maximum number of tool calls of this response is reached."
 
 
 class ToolLoop:
@@ -43,12 +46,12 @@ class ToolLoop:
         body: ChatBody,
         search: FileSearch | None = None,
         *,
-        max_searches: int | None = None,
+        max_calls: int | None = None,
     ) -> None:
         self.call: Call = first.call
         self.target: Target = first.target
         self.search = search
-        self.num_left = max_searches or MAX_SEARCHES
+        self.num_left = max_calls or MAX_CALLS
         self._body = body
         self._generation = first
         self._before: list[Generation] = []
@@ -86,6 +89,10 @@ class ToolLoop:
         assert self.search is not None, "nobody else calls it"
         self.num_left -= 1
         return await self.search.run(self.call, queries) if self.num_left >= 0 else []
+
+    async def run(self, call: OpenMcpCall) -> Result:
+        self.num_left -= 1
+        return await run_call(self.call, call.tool, call.arguments) if self.num_left >= 0 else Result.failed(NONE_LEFT)
 
     async def go_on(self, items: Sequence[Item], num_results: int) -> AnswerPlan:
         """Start another generation after ``items``; results are numbered after ``num_results``. Raises MillmError."""
@@ -163,7 +170,7 @@ class ResponseRun:
 
 
 async def generated(loop: ToolLoop, writer: EventWriter, patience_s: float) -> AsyncGenerator[Event | None, None]:
-    """Yield the events of the output, and None after each ``patience_s`` without one, running searches on the way."""
+    """Yield the events of the output, and None after each ``patience_s`` without one, running calls on the way."""
     while True:
         while not loop.is_generation_complete:
             event = await loop.next_event(patience_s)
@@ -177,11 +184,10 @@ async def generated(loop: ToolLoop, writer: EventWriter, patience_s: float) -> A
             return
         found = list[Item]()
         num_known = len(writer.searching.sources)
-        for search in writer.pending:
-            results = await loop.find(search.queries)
-            writer.searching.sources.extend(results)
-            found.append(search.item("completed", results))
-            for written in writer.found(search, results):
+        for call in writer.pending:
+            item, events = await _run(call, loop, writer)
+            found.append(item)
+            for written in events:
                 yield written
         if writer.waits_for_client:
             loop.is_complete = True
@@ -189,3 +195,13 @@ async def generated(loop: ToolLoop, writer: EventWriter, patience_s: float) -> A
                 yield written
             return
         writer.read(await loop.go_on(found, num_known), loop.target.model.text)
+
+
+async def _run(call: OpenTool, loop: ToolLoop, writer: EventWriter) -> tuple[Item, Iterator[Event]]:
+    """Run a call, and return its item, as the model reads it, and its events. Raises MillmError."""
+    if isinstance(call, OpenMcpCall):
+        result = await loop.run(call)
+        return call.ended(result), writer.ran(call, result)
+    results = await loop.find(call.queries)
+    writer.searching.sources.extend(results)
+    return call.item("completed", results), writer.found(call, results)

@@ -37,9 +37,6 @@ def test_another_server_has_the_files_and_goes_on_with_a_batch(database_url: str
             assert client.files.content(file.id).content == TEXT
             part = client.files.with_raw_response.content(file.id, extra_headers={"Range": "bytes=37-73"})
             assert (part.http_response.status_code, part.content) == (206, TEXT[37:74])
-            store = client.vector_stores.create(name="notes")
-            added = client.vector_stores.files.create_and_poll(file.id, vector_store_id=store.id)
-            assert added.status == "completed", added
             batch = until(client, batch)
             assert batch.status == "completed", batch
             assert batch.output_file_id is not None

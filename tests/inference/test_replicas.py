@@ -157,7 +157,8 @@ async def test_a_stream_is_cancelled_by_its_id_wherever_it_runs(engines: Engines
     streams = [await engines.client.submit(sampled(max_tokens=240)) for _ in range(3)]
     for stream in streams:
         engines.client.cancel(stream.id)
-        engines.client.cancel("unknown")
+    engines.client.cancel("unknown")
+    for stream in streams:
         (end,) = ends_of([event async for event in stream])
         assert isinstance(end, FinishedEvent)
         assert end.reason == "cancelled"

@@ -112,6 +112,51 @@ def _readable(content: str) -> str:
     return content
 
 
+class McpListedTool(Part):
+    name: Annotated[str, Field(max_length=256)]
+    input_schema: dict[str, Any]
+    description: Annotated[str, Field(max_length=MAX_CALL_CHARACTERS)] | None = None
+    annotations: dict[str, Any] | None = None
+
+
+class McpListItem(Part):
+    type: Literal["mcp_list_tools"]
+    server_label: Annotated[str, Field(max_length=64)]
+    tools: Annotated[list[McpListedTool], Field(max_length=MAX_PARTS)]
+    error: Any = None
+    id: ItemId | None = None
+
+
+class McpCallItem(Part):
+    type: Literal["mcp_call"]
+    server_label: Annotated[str, Field(max_length=64)]
+    name: Annotated[str, Field(max_length=256)]
+    arguments: Annotated[str, Field(max_length=MAX_CALL_CHARACTERS)]
+    output: Annotated[str, Field(max_length=MAX_CALL_CHARACTERS)] | None = None
+    error: dict[str, Any] | None = None
+    approval_request_id: ItemId | None = None
+    id: ItemId | None = None
+    status: Literal["in_progress", "completed", "incomplete", "calling", "failed"] | None = None
+
+
+class McpApprovalRequestItem(Part):
+    type: Literal["mcp_approval_request"]
+    server_label: Annotated[str, Field(max_length=64)]
+    name: Annotated[str, Field(max_length=256)]
+    arguments: Annotated[str, Field(max_length=MAX_CALL_CHARACTERS)]
+    id: ItemId
+
+
+class McpApprovalItem(Part):
+    """Whether the user approves a call."""
+
+    type: Literal["mcp_approval_response"]
+    approval_request_id: ItemId
+    approve: bool
+    reason: Annotated[str, Field(max_length=MAX_PARTS)] | None = None
+    id: ItemId | None = None
+
+
 class CompactionItem(Part):
     """The output of /v1/responses/compact."""
 
@@ -148,17 +193,25 @@ InputItem = Annotated[
     | Annotated[FunctionOutputItem, Tag("~function_call_output")]
     | Annotated[ReasoningItem, Tag("~reasoning")]
     | Annotated[FileSearchItem, Tag("~file_search_call")]
+    | Annotated[McpListItem, Tag("~mcp_list_tools")]
+    | Annotated[McpCallItem, Tag("~mcp_call")]
+    | Annotated[McpApprovalRequestItem, Tag("~mcp_approval_request")]
+    | Annotated[McpApprovalItem, Tag("~mcp_approval_response")]
     | Annotated[CompactionItem, Tag("~compaction")]
     | Annotated[ReferenceItem, Tag("~item_reference")],
     Discriminator(
         lambda value: _item_kind(value),
         custom_error_type="invalid_item",
         custom_error_message="must have a `type`: one of message, function_call, function_call_output, reasoning, "
-        "file_search_call, compaction, item_reference",
+        "file_search_call, mcp_list_tools, mcp_call, mcp_approval_request, mcp_approval_response, compaction, "
+        "item_reference",
     ),
     BeforeValidator(lambda value: _known_item(value)),
 ]
-OwnItem = MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem | FileSearchItem | CompactionItem
+McpItem = McpListItem | McpCallItem | McpApprovalRequestItem | McpApprovalItem
+OwnItem = (
+    MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem | FileSearchItem | McpItem | CompactionItem
+)
 AnyItem = OwnItem | ReferenceItem
 KINDS = (
     "message",
@@ -166,6 +219,10 @@ KINDS = (
     "function_call_output",
     "reasoning",
     "file_search_call",
+    "mcp_list_tools",
+    "mcp_call",
+    "mcp_approval_request",
+    "mcp_approval_response",
     "compaction",
     "item_reference",
 )

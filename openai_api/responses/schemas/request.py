@@ -13,6 +13,7 @@ from openai_api.responses.schemas.tools import (
     FILE_SEARCH,
     MAX_TOOLS,
     FileSearchTool,
+    McpTool,
     OfferedFunction,
     Tool,
     ToolChoice,
@@ -127,6 +128,7 @@ class PromptSchema(InputSchema):
                 param="previous_response_id",
             )
         self._check_file_search()
+        self._check_mcp()
         continues = self.previous_response_id is not None or self.conversation is not None
         if self.NEEDS_INPUT and not self.input and not continues:
             raise invalid("`input` is required.", param="input", code="missing_required_parameter")
@@ -147,6 +149,12 @@ class PromptSchema(InputSchema):
                 message = f"`filters` must have at most {MAX_PARTS} conditions on at most {MAX_DEPTH} levels."
                 raise invalid(message, param=f"tools[{place}].filters")
 
+    def _check_mcp(self) -> None:
+        labels = [tool.server_label for _, tool in self.mcp_tools]
+        for place, tool in self.mcp_tools:
+            if labels.count(tool.server_label) > 1:
+                raise invalid("`server_label` must be different for each server.", param=f"tools[{place}].server_label")
+
     @property
     def functions(self) -> list[tuple[int, OfferedFunction]]:
         """The client's functions, with their indices in ``tools``."""
@@ -160,6 +168,11 @@ class PromptSchema(InputSchema):
             for place, tool in enumerate(self.tools or ())
             if isinstance(tool, OfferedFunction | FileSearchTool)
         ]
+
+    @property
+    def mcp_tools(self) -> list[tuple[int, McpTool]]:
+        """The MCP servers whose tools the model may call, with their indices in ``tools``."""
+        return [(place, tool) for place, tool in enumerate(self.tools or ()) if isinstance(tool, McpTool)]
 
     @property
     def file_search(self) -> tuple[int, FileSearchTool] | None:
@@ -192,7 +205,9 @@ class ResponseRequest(PromptSchema, DrawingSchema, GrammarExtensions):
 
     reasoning_budget: ReasoningBudget = None
 
-    max_tool_calls: int | None = Field(None, ge=1, le=MAX_TOKENS, description="Maximum number of file_search calls.")
+    max_tool_calls: int | None = Field(
+        None, ge=1, le=MAX_TOKENS, description="Maximum number of calls that this server runs: file_search and mcp."
+    )
     prompt_cache_key: Annotated[str | None, Field(max_length=512), IGNORED] = None
     prompt_cache_options: Annotated[dict[str, Any] | None, IGNORED] = None
     prompt_cache_retention: Annotated[Literal["in_memory", "24h"] | None, IGNORED] = None
@@ -235,6 +250,10 @@ class ResponseRequest(PromptSchema, DrawingSchema, GrammarExtensions):
         super().check_together()
         if self.background and self.store is False:
             raise invalid("`store` must be true if `background` is true.", param="store")
+        if self.background and self.mcp_tools:
+            place = self.mcp_tools[0][0]
+            message = "Background responses cannot use MCP servers: their access tokens are not stored."
+            raise invalid(message, param=f"tools[{place}]", code="unsupported_parameter")
 
     @property
     def is_stored(self) -> bool:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from django.conf import settings
+from pydantic import BeforeValidator, Discriminator, Field, SecretStr, Tag
 from pydantic_core import PydanticCustomError
 
-from openai_api.schemas.base import Part
+from openai_api.schemas.base import IGNORED, Part
 from openai_api.schemas.vector_stores import FilterSchema, RankingOptions
 
 MAX_TOOLS = 128
 MAX_DESCRIPTION = 16_384
 MAX_STORES = 8
+MCP = "mcp"
 FILE_SEARCH = "file_search"  # the tool's type, and the name under which the model calls it
 # Tools that OpenAI runs itself. Clients send them by default, so they are ignored by name instead of refused.
 HOSTED = frozenset(
@@ -24,7 +26,6 @@ HOSTED = frozenset(
         "computer_use_preview",
         "image_generation",
         "local_shell",
-        "mcp",
         "namespace",
         "programmatic_tool_calling",
         "shell",
@@ -74,6 +75,56 @@ class FileSearchTool(Part):
         return FILE_SEARCH
 
 
+class ToolFilter(Part):
+    """Tools of an MCP server, by name, or those that say that they only read."""
+
+    tool_names: list[Annotated[str, Field(max_length=256)]] | None = Field(None, max_length=1024)
+    read_only: bool | None = None
+
+    def matches(self, name: str, *, is_read_only: bool) -> bool:
+        if self.tool_names is None and self.read_only is None:
+            return False
+        is_named = self.tool_names is None or name in self.tool_names
+        return is_named and self.read_only in {None, is_read_only}
+
+
+class ApprovalFilter(Part):
+    always: ToolFilter | None = None
+    never: ToolFilter | None = None
+
+
+class McpTool(Part):
+    """The tools of a remote MCP server, which this server calls."""
+
+    type: Literal["mcp"]
+    server_label: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,47}$")
+    server_url: str = Field(min_length=1, max_length=8_192)
+    server_description: Annotated[str | None, Field(max_length=MAX_DESCRIPTION), IGNORED] = None
+    authorization: SecretStr | None = Field(None, description="Access token for the server. It is not stored.")
+    headers: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,128}$")], SecretStr] | None = Field(
+        None, max_length=32, description="Headers for the server. They are not stored."
+    )
+    allowed_tools: list[Annotated[str, Field(max_length=256)]] | ToolFilter | None = None
+    require_approval: Literal["always", "never"] | ApprovalFilter | None = Field(None, description="Default: always.")
+    defer_loading: Annotated[bool | None, IGNORED] = None
+    allowed_callers: Annotated[list[str] | None, IGNORED] = None
+
+    def allows(self, name: str, *, is_read_only: bool) -> bool:
+        """Return whether the model may see a tool of the server."""
+        if isinstance(self.allowed_tools, ToolFilter):
+            return self.allowed_tools.matches(name, is_read_only=is_read_only)
+        return self.allowed_tools is None or name in self.allowed_tools
+
+    def needs_approval(self, name: str, *, is_read_only: bool) -> bool:
+        """Return whether the client has to approve calls of a tool."""
+        rule = self.require_approval
+        if not isinstance(rule, ApprovalFilter):
+            return rule != "never"
+        if rule.always is not None and rule.always.matches(name, is_read_only=is_read_only):
+            return True
+        return rule.never is None or not rule.never.matches(name, is_read_only=is_read_only)
+
+
 class HostedTool(Part):
     """A tool that OpenAI runs and this server ignores."""
 
@@ -81,20 +132,24 @@ class HostedTool(Part):
 
 
 def is_hosted(kind: object) -> bool:
+    if kind == MCP and not settings.MILLM_MCP_SERVERS:
+        return True
     return isinstance(kind, str) and (kind in HOSTED or kind.startswith("web_search"))
 
 
 def _tool_kind(value: Any) -> str | None:
     kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
-    return "~file_search" if kind == FILE_SEARCH else "~hosted" if is_hosted(kind) else "~function"
+    if is_hosted(kind):
+        return "~hosted"
+    return f"~{kind}" if kind in {FILE_SEARCH, MCP} else "~function"
 
 
 def _known_tool(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, dict) else "function"
-    if isinstance(kind, str) and kind not in {"function", FILE_SEARCH} and not is_hosted(kind):
+    if isinstance(kind, str) and kind not in {"function", FILE_SEARCH, MCP} and not is_hosted(kind):
         raise PydanticCustomError(
             "unsupported_parameter",
-            "has the unsupported type `{kind}`. Supported: function, file_search",
+            "has the unsupported type `{kind}`. Supported: function, file_search, mcp",
             {"kind": kind[:50]},
         )
     return value
@@ -103,6 +158,7 @@ def _known_tool(value: Any) -> Any:
 Tool = Annotated[
     Annotated[OfferedFunction, Tag("~function")]
     | Annotated[FileSearchTool, Tag("~file_search")]
+    | Annotated[McpTool, Tag("~mcp")]
     | Annotated[HostedTool, Tag("~hosted")],
     Discriminator(_tool_kind),
     BeforeValidator(_known_tool),
@@ -122,13 +178,23 @@ class SearchChoice(Part):
         return FILE_SEARCH
 
 
+class McpChoice(Part):
+    """The tools of an MCP server, or one of them."""
+
+    type: Literal["mcp"]
+    server_label: str = Field(max_length=64)
+    name: str | None = Field(None, max_length=256)
+
+
 def _chosen_kind(value: Any) -> str:
     kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
-    return "~file_search" if kind == FILE_SEARCH else "~function"
+    return f"~{kind}" if kind in {FILE_SEARCH, MCP} else "~function"
 
 
 ToolReference = Annotated[
-    Annotated[FunctionChoice, Tag("~function")] | Annotated[SearchChoice, Tag("~file_search")],
+    Annotated[FunctionChoice, Tag("~function")]
+    | Annotated[SearchChoice, Tag("~file_search")]
+    | Annotated[McpChoice, Tag("~mcp")],
     Discriminator(_chosen_kind),
 ]
 
@@ -148,10 +214,10 @@ def _choice_kind(value: Any) -> str:
 
 def _known_choice(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, dict) else "function"
-    if isinstance(kind, str) and kind not in {"function", FILE_SEARCH, "allowed_tools"}:
+    if isinstance(kind, str) and kind not in {"function", FILE_SEARCH, MCP, "allowed_tools"}:
         raise PydanticCustomError(
             "unsupported_parameter",
-            "has the unsupported type `{kind}`. Supported: function, file_search, allowed_tools",
+            "has the unsupported type `{kind}`. Supported: function, file_search, mcp, allowed_tools",
             {"kind": kind[:50]},
         )
     return value
@@ -161,6 +227,7 @@ ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("~word")]
     | Annotated[FunctionChoice, Tag("~function")]
     | Annotated[SearchChoice, Tag("~file_search")]
+    | Annotated[McpChoice, Tag("~mcp")]
     | Annotated[AllowedFunctions, Tag("~allowed")],
     Discriminator(_choice_kind),
     BeforeValidator(_known_choice),
