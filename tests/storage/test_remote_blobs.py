@@ -14,9 +14,8 @@ import pytest
 
 from storage.batch_lines import BatchLine
 from storage.batch_results import BatchResults, Checkpoint, Result
-from storage.blobs import BlobStore
+from storage.blobs import BlobStore, RemoteBlobStore
 from storage.errors import StorageUnreachableError
-from storage.remote_blobs import RemoteBlobStore
 from storage.sweep import ABANDONED_S
 from tests.s3_server import BUCKET, s3_server
 
