@@ -1,9 +1,10 @@
-"""WebSocket mode of /v1/responses: a connection on which a client creates one response after the other.
+"""WebSocket mode of /v1/responses: a connection on which a client creates responses.
 
 A message ``{"type": "response.create", ...}`` has the fields of ``POST /v1/responses``, and the events of the stream
 come back as messages. Each message runs as a request of its own through the whole API, so keys, limits, the request log
-and errors are those of HTTP. A response with ``store: false`` can be continued on its connection: the last one is kept
-in memory.
+and errors are those of HTTP. Messages with the same ``stream_id``, or without one, run one after the other, in a lane;
+the lanes run at the same time. A response with ``store: false`` can be continued on its connection: the last one of
+each lane is kept in memory.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from core.errors import MillmError
@@ -25,11 +28,15 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 PATHS = frozenset({"/v1/responses", "/openai/v1/responses"})
-MAX_PENDING = 8  # messages that wait for the response before them
+MAX_PENDING = 8  # messages of a lane that wait for the response before them
+MAX_LANES = 16
+MAX_STREAM_ID = 64
 MAX_S = 3600.0  # as OpenAI's: an hour for a connection
 IDLE_S = 600.0
 POLL_S = 1.0
 NORMAL, GOING_AWAY, POLICY = 1000, 1001, 1008
+ENDED = frozenset({"completed", "incomplete"})
+STREAM_LIMIT = "websocket_stream_limit_reached"
 _OF_THE_HANDSHAKE = (b"connection", b"upgrade", b"content-", b"accept", b"transfer-encoding", b"sec-websocket-")
 
 
@@ -48,6 +55,7 @@ class Turn:
 
     body: dict[str, Any]
     asked: str | None = None
+    stream_id: str | None = None
     is_stored: bool = True
     status: int = 200
     is_stream: bool = False
@@ -60,6 +68,21 @@ class TooManyError(Exception):
 
 
 @dataclass(slots=True, eq=False)
+class Lane:
+    """Messages that run one after the other; None ends the lane. ``kept`` is its last response, if not stored."""
+
+    stream_id: str | None
+    pending: asyncio.Queue[dict[str, Any] | MillmError | None] = field(default_factory=asyncio.Queue)
+    rests: asyncio.Event = field(default_factory=asyncio.Event)  # no message of it runs
+    kept: Kept | None = None
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        return self.rests.is_set() and self.pending.empty()
+
+
+@dataclass(slots=True, eq=False)
 class ResponsesSocket:
     """One connection. ``api`` serves HTTP; ``is_draining`` says whether the server is about to stop."""
 
@@ -67,93 +90,143 @@ class ResponsesSocket:
     is_draining: Callable[[], bool]
     max_s: float = MAX_S
     idle_s: float = IDLE_S
-    _kept: Kept | None = None
-    _pending: asyncio.Queue[str] = field(default_factory=lambda: asyncio.Queue(MAX_PENDING))
+    _lanes: dict[str | None, Lane] = field(default_factory=dict)  # by stream id, the latest message's last
+    _active_at: float = field(default_factory=time.monotonic)
+    _is_ending: bool = False  # no further message runs
     _closed: asyncio.Event = field(default_factory=asyncio.Event)
+    _sending: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()  # the handshake
         await send({"type": "websocket.accept"})
-        reader = asyncio.create_task(self._read(receive))
-        turns = asyncio.create_task(self._run_turns(scope, send))
+
+        async def send_in_turn(message: Message) -> None:
+            async with self._sending:
+                await send(message)
+
+        reader = asyncio.create_task(self._read(receive, scope, send_in_turn))
+        watch = asyncio.create_task(self._watch(send_in_turn))
         try:
-            await asyncio.wait({reader, turns}, return_when=asyncio.FIRST_COMPLETED)
-            if turns.done():
-                await send({"type": "websocket.close", "code": turns.result()})
+            await asyncio.wait({reader, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if watch.done():
+                await send({"type": "websocket.close", "code": watch.result()})
             elif isinstance(reader.exception(), TooManyError):
                 await send({"type": "websocket.close", "code": POLICY})
         finally:
-            self._closed.set()  # ends a response that is being generated, as when a client of HTTP disconnects
+            self._is_ending = True
+            self._closed.set()  # ends responses that are being generated, as when a client of HTTP disconnects
             reader.cancel()
-            await asyncio.gather(reader, turns, return_exceptions=True)
+            watch.cancel()
+            for lane in self._lanes.values():
+                lane.pending.put_nowait(None)
+            tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
+            await asyncio.gather(reader, watch, *tasks, return_exceptions=True)
 
-    async def _read(self, receive: Receive) -> None:
+    async def _read(self, receive: Receive, scope: Scope, send: Send) -> None:
         """Queue messages until the client disconnects. Raise TooManyError."""
         while (message := await receive())["type"] != "websocket.disconnect":
+            self._active_at = time.monotonic()
+            stream_id: str | None = None
+            found: dict[str, Any] | MillmError
             try:
-                self._pending.put_nowait(message.get("text") or "")
-            except asyncio.QueueFull:
-                raise TooManyError from None
-
-    async def _run_turns(self, scope: Scope, send: Send) -> int:
-        """Run one message after the other, and return the code with which the connection ends."""
-        ends_at = time.monotonic() + self.max_s
-        while not self._closed.is_set():
-            text, code = await self._next(ends_at)
-            if text is None:
-                if code == POLICY:
-                    message = "The connection was open for an hour, which is the limit. Open another one."
-                    await _send_error(send, 400, invalid(message, code="websocket_connection_limit_reached"))
-                return code
-            try:
-                turn = self._turn(text)
+                found = _body(message.get("text") or "")
+                stream_id = _stream_id(found)
             except MillmError as error:
-                await _send_error(send, error.status, error)
-                continue
-            await self._run(turn, scope, send)
-        return NORMAL
+                found = error
+            lane = self._lane(stream_id, scope, send)
+            if lane is None:
+                text = f"A connection runs at most {MAX_LANES} streams at once. Wait for one of them."
+                await _send_error(send, invalid(text, param="stream_id", code=STREAM_LIMIT), stream_id)
+            elif lane.pending.qsize() >= MAX_PENDING:
+                raise TooManyError
+            else:
+                lane.pending.put_nowait(found)
 
-    async def _next(self, ends_at: float) -> tuple[str | None, int]:
-        """Return the next message, or None and the code with which the connection ends."""
-        idle_until = time.monotonic() + self.idle_s
-        while True:
-            now = time.monotonic()
-            if now >= ends_at:
-                return None, POLICY
-            if self.is_draining():
-                return None, GOING_AWAY
-            if now >= idle_until:
-                return None, NORMAL
+    def _lane(self, stream_id: str | None, scope: Scope, send: Send) -> Lane | None:
+        """Return the lane of a stream. If there are too many, forget the one that has been idle longest; return None
+        if there is none.
+        """
+        lane = self._lanes.pop(stream_id, None)
+        if lane is None:
+            if len(self._lanes) >= MAX_LANES:
+                idle = next((each for each in self._lanes.values() if each.is_idle), None)
+                if idle is None:
+                    return None
+                del self._lanes[idle.stream_id]
+                idle.pending.put_nowait(None)
+            lane = Lane(stream_id)
+            lane.rests.set()
+            lane.task = asyncio.create_task(self._run_lane(lane, scope, send))
+        self._lanes[stream_id] = lane
+        return lane
+
+    async def _watch(self, send: Send) -> int:
+        """Return the code with which the connection ends, once it may and no message runs."""
+        ends_at = time.monotonic() + self.max_s
+        while (code := self._end(ends_at)) is None:
+            if self._closed.is_set():  # a cancellation may be lost while the event is set
+                return NORMAL
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closed.wait(), max(0.0, min(POLL_S, ends_at - time.monotonic())))
+        self._is_ending = True
+        await asyncio.gather(*(lane.rests.wait() for lane in self._lanes.values()))
+        if code == POLICY:
+            message = "The connection was open for an hour, which is the limit. Open another one."
+            await _send_error(send, invalid(message, code="websocket_connection_limit_reached"))
+        return code
+
+    def _end(self, ends_at: float) -> int | None:
+        for lane in self._lanes.values():
+            if lane.task is not None and lane.task.done():
+                lane.task.result()  # it failed
+        now = time.monotonic()
+        if now >= ends_at:
+            return POLICY
+        if self.is_draining():
+            return GOING_AWAY
+        is_idle = all(lane.is_idle for lane in self._lanes.values()) and now >= self._active_at + self.idle_s
+        return NORMAL if is_idle else None
+
+    async def _run_lane(self, lane: Lane, scope: Scope, send: Send) -> None:
+        """Run the messages of a lane until it ends."""
+        while (found := await lane.pending.get()) is not None:
+            if self._is_ending:
+                return
+            lane.rests.clear()
             try:
-                return await asyncio.wait_for(self._pending.get(), min(POLL_S, ends_at - now)), NORMAL
-            except TimeoutError:
-                continue
+                if isinstance(found, MillmError):
+                    raise found
+                turn = self._turn(found, lane)
+                await self._run(turn, lane, scope, send)
+            except MillmError as error:
+                await _send_error(send, error, lane.stream_id)
+            finally:
+                self._active_at = time.monotonic()
+                lane.rests.set()
 
-    def _turn(self, text: str) -> Turn:
-        """Read a message. Raise MillmError."""
-        try:
-            body = json.loads(text)
-        except (ValueError, RecursionError):
-            raise invalid("The message is not valid JSON.", code="invalid_json") from None
-        if not isinstance(body, dict) or body.pop("type", None) != "response.create":
+    def _turn(self, body: dict[str, Any], lane: Lane) -> Turn:
+        """Return what a message asks for. Raise MillmError."""
+        if body.pop("type", None) != "response.create":
             raise invalid('`type` must be "response.create".', param="type", code="invalid_event_type")
-        for name in ("background", "stream_id"):
-            if body.get(name):
-                raise invalid(f"`{name}` is not supported over WebSocket.", param=name, code="unsupported_parameter")
+        if body.get("background"):
+            message = "`background` is not supported over WebSocket."
+            raise invalid(message, param="background", code="unsupported_parameter")
         if body.get("generate") is False:
             message = "`generate: false` is not supported: prefixes of earlier requests are reused without it."
             raise invalid(message, param="generate", code="unsupported_parameter")
-        for name in ("background", "stream_id", "generate"):
+        for name in ("background", "generate"):
             body.pop(name, None)
         asked = body.get("previous_response_id")
-        turn = Turn({**body, "stream": True}, asked, is_stored=body.get("store") is not False)
-        if self._kept is not None and asked == self._kept.id:
-            turn.body["previous_response_id"] = self._kept.base
-            turn.body["input"] = [*self._kept.items, *_items(body.get("input"))]
+        turn = Turn({**body, "stream": True}, asked, lane.stream_id, is_stored=body.get("store") is not False)
+        candidates = [each.kept for each in self._lanes.values() if each.kept is not None]
+        kept = next((each for each in candidates if each.id == asked), None)
+        if kept is not None:
+            turn.body["previous_response_id"] = kept.base
+            turn.body["input"] = [*kept.items, *_items(body.get("input"))]
         return turn
 
-    async def _run(self, turn: Turn, scope: Scope, send: Send) -> None:
-        """Run a message as a request, and keep what continues its response."""
+    async def _run(self, turn: Turn, lane: Lane, scope: Scope, send: Send) -> None:
+        """Run a message as a request."""
         data = json.dumps(turn.body).encode()
         headers = [(name, value) for name, value in scope["headers"] if not name.startswith(_OF_THE_HANDSHAKE)]
         headers += [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
@@ -170,19 +243,40 @@ class ResponsesSocket:
             await self._closed.wait()
             return {"type": "http.disconnect"}
 
+        keep = partial(self._keep, turn, lane)
+
         async def forward(message: Message) -> None:
-            await _forward(message, turn, send)
+            await _forward(message, turn, keep, send)
 
         await self.api(request, receive, forward)
-        self._keep(turn)
+        keep()
 
-    def _keep(self, turn: Turn) -> None:
-        """Keep the response for the next message, if it was not stored. Only the last one, and none after a failure."""
+    def _keep(self, turn: Turn, lane: Lane) -> None:
+        """Keep the response for later messages, if it was not stored. Only a lane's last one, none after a failure."""
         body = turn.response or {}
-        self._kept = None
-        if not turn.is_stored and body.get("status") in {"completed", "incomplete"}:
+        lane.kept = None
+        if not turn.is_stored and body.get("status") in ENDED:
             items = [*_items(turn.body.get("input")), *body.get("output", ())]
-            self._kept = Kept(body["id"], items, turn.body.get("previous_response_id"))
+            lane.kept = Kept(body["id"], items, turn.body.get("previous_response_id"))
+
+
+def _body(text: str) -> dict[str, Any]:
+    """Read a message. Raise MillmError."""
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError):
+        raise invalid("The message is not valid JSON.", code="invalid_json") from None
+    if not isinstance(body, dict):
+        raise invalid('`type` must be "response.create".', param="type", code="invalid_event_type")
+    return body
+
+
+def _stream_id(body: dict[str, Any]) -> str | None:
+    """Take the stream id out of a message. Raise MillmError."""
+    found = body.pop("stream_id", None)
+    if found is None or (isinstance(found, str) and 0 < len(found) <= MAX_STREAM_ID):
+        return found
+    raise invalid(f"`stream_id` must be a string of 1 to {MAX_STREAM_ID} characters.", param="stream_id")
 
 
 def _items(value: Any) -> list[Any]:
@@ -192,8 +286,11 @@ def _items(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list) else [{"type": "message", "role": "user", "content": value}]
 
 
-async def _forward(message: Message, turn: Turn, send: Send) -> None:
-    """Send what a message of an HTTP response means to the client: each event of a stream, or an error."""
+async def _forward(message: Message, turn: Turn, keep: Callable[[], None], send: Send) -> None:
+    """Send what a message of an HTTP response means to the client: each event of a stream, or an error.
+
+    ``keep`` is called before the last event is sent: the client may continue the response at once, in another lane.
+    """
     if message["type"] == "http.response.start":
         turn.status = message["status"]
         kinds = [value for name, value in message["headers"] if name.lower() == b"content-type"]
@@ -204,9 +301,11 @@ async def _forward(message: Message, turn: Turn, send: Send) -> None:
         *events, turn.rest = turn.rest.split(b"\n\n")
         for event in events:
             if (text := _data(event, turn)) is not None:
-                await send({"type": "websocket.send", "text": text})
+                if turn.response is not None and turn.response.get("status") in ENDED:
+                    keep()
+                await _send_text(send, text, turn.stream_id)
     elif not message.get("more_body", False):
-        await send({"type": "websocket.send", "text": json.dumps(_error(turn.status, turn.rest))})
+        await _send_text(send, json.dumps(_error(turn.status, turn.rest)), turn.stream_id)
 
 
 def _data(event: bytes, turn: Turn) -> str | None:
@@ -232,6 +331,12 @@ def _error(status: int, body: bytes) -> dict[str, Any]:
     return {"type": "error", "status": status, "error": error}
 
 
-async def _send_error(send: Send, status: int, error: MillmError) -> None:
-    text = json.dumps({"type": "error", "status": status, **openai_error(error)})
-    await send({"type": "websocket.send", "text": text})
+async def _send_error(send: Send, error: MillmError, stream_id: str | None = None) -> None:
+    text = json.dumps({"type": "error", "status": error.status, **openai_error(error)})
+    await _send_text(send, text, stream_id)
+
+
+async def _send_text(send: Send, text: str, stream_id: str | None) -> None:
+    """Send an event, which is an object, with the id of its stream."""
+    named = text if stream_id is None else f'{{"stream_id": {json.dumps(stream_id)}, {text[1:]}'
+    await send({"type": "websocket.send", "text": named})

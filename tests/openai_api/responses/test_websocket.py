@@ -1,4 +1,4 @@
-"""WebSocket mode of /v1/responses: the events of HTTP as messages, one response after the other."""
+"""WebSocket mode of /v1/responses: the events of HTTP as messages, in lanes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from millm_site.http.asgi_handler import SiteHandler
-from openai_api.responses.websocket import GOING_AWAY, MAX_PENDING, POLICY, ResponsesSocket
+from openai_api.responses.websocket import GOING_AWAY, MAX_LANES, MAX_PENDING, POLICY, ResponsesSocket
 from tests.openai_api.conftest import Api
 from tests.openai_api.fakes import answering
 from tests.openai_api.responses.test_create import events as events_of_http
@@ -99,7 +99,8 @@ async def test_the_last_response_that_was_not_stored_is_continued_on_its_connect
         ('["response.create"]', "type", "invalid_event_type"),
         ('{"type": "response.steer"}', "type", "invalid_event_type"),
         ('{"type": "response.create", "background": true}', "background", "unsupported_parameter"),
-        ('{"type": "response.create", "stream_id": "a"}', "stream_id", "unsupported_parameter"),
+        ('{"type": "response.create", "stream_id": ""}', "stream_id", "invalid_value"),
+        ('{"type": "response.create", "stream_id": ["a"]}', "stream_id", "invalid_value"),
         ('{"type": "response.create", "generate": false}', "generate", "unsupported_parameter"),
         ('{"type": "response.create", "model": "tiny", "input": "A", "temperature": 9}', "temperature", None),
         ('{"type": "response.create", "model": "nobody", "input": "A"}', "model", "model_not_found"),
@@ -116,6 +117,61 @@ async def test_a_bad_message_gets_an_error_and_the_connection_stays(stored: Api,
         assert told["error"]["param"] == param
         assert code is None or told["error"]["code"] == code
         assert text_of(await ask(line, input="A")) == "One."
+
+
+async def test_streams_run_at_the_same_time_and_each_in_order(stored: Api):
+    stored.engine.script = answering("One.")
+    async with opened(SiteHandler()) as line:
+        await line.send_json_to({"type": "response.create", "model": "tiny", "input": "A", "stream_id": "a"})
+        await line.send_json_to({"type": "response.create", "model": "tiny", "input": "B", "stream_id": "b"})
+        await line.send_json_to({"type": "response.create", "model": "tiny", "input": "C", "stream_id": "a"})
+        heard: list[dict[str, Any]] = []
+        while sum(event["type"] == "response.completed" for event in heard) < 3:
+            heard.append(json.loads(await line.receive_from(timeout=60)))
+    lanes = {name: [event for event in heard if event["stream_id"] == name] for name in "ab"}
+    assert len(lanes["a"]) + len(lanes["b"]) == len(heard)
+    assert [event["type"] for event in lanes["a"]] == 2 * [event["type"] for event in lanes["b"]]
+    for event in heard:
+        event.pop("stream_id")
+        EVENT.validate_python(event, strict=True)
+
+
+async def test_a_stream_does_not_wait_for_another_one():
+    application = Waiting()
+    async with opened(ResponsesSocket(application, lambda: False)) as line:
+        for stream_id in ("a", "b"):
+            application.asked.clear()
+            await line.send_json_to({"type": "response.create", "stream_id": stream_id})
+            await asyncio.wait_for(application.asked.wait(), 60)
+        await line.send_json_to({"type": "response.create", "stream_id": "a", "background": True})
+        assert await line.receive_nothing()
+    assert application.told == 2 * [{"type": "http.disconnect"}]
+
+
+async def test_a_new_stream_forks_from_a_response_of_another_one_that_was_not_stored(stored: Api):
+    stored.engine.script = answering("One.")
+    async with opened(SiteHandler()) as line:
+        first = (await ask(line, input="A", store=False, stream_id="a"))[-1]["response"]["id"]
+        fork = (await ask(line, input="B", store=False, stream_id="b", previous_response_id=first))[-1]
+        assert (fork["type"], fork["stream_id"]) == ("response.completed", "b")
+        assert said(stored) == [("user", "A"), ("assistant", "One."), ("user", "B")]
+        await ask(line, input="C", store=False, stream_id="a", previous_response_id=first)
+        assert said(stored) == [("user", "A"), ("assistant", "One."), ("user", "C")]
+        lost = (await ask(line, input="D", stream_id="b", previous_response_id=first))[-1]
+        assert (lost["type"], lost["status"], lost["stream_id"]) == ("error", 404, "b")
+
+
+async def test_streams_of_a_connection_are_limited_and_idle_ones_make_room(stored: Api):
+    application = Waiting()
+    async with opened(ResponsesSocket(application, lambda: False)) as line:
+        for number in range(MAX_LANES + 1):
+            await line.send_json_to({"type": "response.create", "stream_id": f"{number}"})
+        told = json.loads(await line.receive_from(timeout=60))
+        assert (told["error"]["code"], told["stream_id"]) == ("websocket_stream_limit_reached", f"{MAX_LANES}")
+    stored.engine.script = answering("One.")
+    async with opened(SiteHandler()) as line:
+        for number in range(MAX_LANES + 3):
+            assert text_of(await ask(line, input="A", stream_id=f"{number}")) == "One."
 
 
 async def test_pages_of_other_sites_need_a_key(stored: Api):
