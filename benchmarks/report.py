@@ -36,7 +36,7 @@ TITLES = {
     "peers": "Comparison with other engines",
     "decoding": "One stream relative to memory bandwidth",
     "serve": "With and without HTTP",
-    "engine_modes": "The engine as a thread and as a process",
+    "engine_modes": "Kinds of engines and several web workers",
     "routing": "Simulated replicas",
     "engine": "Without HTTP",
     "steering": "Steering",
