@@ -174,8 +174,8 @@ class RemoteBlobStore(BlobStore):
 
     def open(self, name: str) -> IO[bytes]:
         with _reachable():
-            self._files.info(self._path(name))  # S3's files open without a request
-            return cast("IO[bytes]", self._files.open(self._path(name), "rb", block_size=READ_BLOCK))
+            self._files.info(self._blob(name))  # S3's files open without a request
+            return cast("IO[bytes]", self._files.open(self._blob(name), "rb", block_size=READ_BLOCK))
 
     @contextlib.contextmanager
     def local(self, name: str) -> Iterator[Path]:
@@ -189,19 +189,19 @@ class RemoteBlobStore(BlobStore):
             copy.unlink(missing_ok=True)
 
     def delete(self, name: str) -> None:
-        self._remove(self._path(name))
+        self._remove(self._blob(name))
 
     def names(self, *, older_than_s: float) -> Iterator[str]:
         until = time.time() - older_than_s
-        for path, info in self._find("").items():
+        for path, info in self._find().items():
             folder, name = PurePosixPath(path).parts[-2:]
             if folder == name[:2] and _modified(info) < until:
                 yield name
 
     def keep(self, path: Path, name: str) -> None:
         with _writable():
-            self._make_folder_of(self._path(name))
-            self._files.put_file(str(path), self._path(name))
+            self._make_folder_of(self._blob(name))
+            self._files.put_file(str(path), self._blob(name))
 
     # Folders of growing files: each sync sends what was written since the last one, as a part with its offset.
 
@@ -237,20 +237,21 @@ class RemoteBlobStore(BlobStore):
         depth = len(PurePosixPath(self._path(parent)).parts)
         return super().folders(parent) | {PurePosixPath(path).parts[depth] for path in self._find(parent)}
 
-    def _path(self, name: str) -> str:
-        """Return the path of a blob, or of a file or folder with a slash in its name or none of hexadecimal digits."""
-        is_blob = len(name) == 32 and "/" not in name
-        return "/".join((self._prefix, *((name[:2], name) if is_blob else (name,) if name else ())))
+    def _path(self, *parts: str) -> str:
+        return "/".join((self._prefix, *parts))
+
+    def _blob(self, name: str) -> str:
+        return self._path(name[:2], name)
 
     def _make_folder_of(self, path: str) -> None:
         if not OBJECT_STORES.intersection(_protocols(self._files)):
             self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
 
-    def _find(self, folder: str) -> Mapping[str, Mapping[str, Any]]:
+    def _find(self, *folder: str) -> Mapping[str, Mapping[str, Any]]:
         """Return all files in a folder, by path; none if it does not exist."""
         with _reachable():
             self._files.invalidate_cache()
-            return cast("Mapping[str, Mapping[str, Any]]", self._files.find(self._path(folder), detail=True))
+            return cast("Mapping[str, Mapping[str, Any]]", self._files.find(self._path(*folder), detail=True))
 
     def _remove(self, path: str) -> None:
         with _reachable(), contextlib.suppress(FileNotFoundError):

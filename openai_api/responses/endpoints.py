@@ -66,8 +66,10 @@ async def create_response(call: Call) -> HttpResponseBase:
     if search is not None:
         await search.check(call)
     remote = RemoteTools.of(request)
-    await remote.prepare(call, context.items, [tool.name for _, tool in request.callable_tools])
+    await remote.prepare(call, context.items)
     planned = await plan_response(call, request, context, remote)
+    if await remote.run_approved(call, context.items):  # only for a response that can be made
+        planned = await plan_response(call, request, context, remote)
     if is_effort_without_effect(planned.target.model.text, planned.chat):
         call.note_ignored("reasoning.effort")
     status: ResponseStatus = "queued" if request.background else "in_progress"
@@ -253,7 +255,7 @@ async def count_input_tokens(call: Call) -> HttpResponseBase:
     if not context.items:
         context = Context((), [user_message("")])
     remote = RemoteTools.of(request)
-    await remote.prepare(call, context.items, [tool.name for _, tool in request.callable_tools])
+    await remote.prepare(call, context.items)
     planned = await plan_response(call, request, context, remote)
     (prompt,) = planned.plan.prompts
     call.add_usage(Usage(prompt_tokens=len(prompt)))

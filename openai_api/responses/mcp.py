@@ -122,11 +122,10 @@ class McpServer:
             found = await self._connected(call, lambda client: client.call_tool(name, dict(arguments)))
         except McpFailure as failure:
             return Result.failed(str(failure), code=failure.code, is_http=failure.is_http)
-        output = _text_of(found)
         if found.is_error:
             content = [part.model_dump(mode="json", by_alias=True, exclude_none=True) for part in found.content]
-            return Result(output, {"type": "mcp_tool_execution_error", "content": content})
-        return Result(output)
+            return Result(error={"type": "mcp_tool_execution_error", "content": content})
+        return Result(_text_of(found))
 
     async def _connected(self, call: Call, act: Callable[[Client], Awaitable[T]]) -> T:
         """Connect and act. Raise McpFailure, and MillmError 504 at the request's deadline."""
@@ -159,15 +158,15 @@ class McpServer:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a call gave: the text that the model reads, and the error in OpenAI's form if it failed."""
+    """What a call gave: a text, or an error in OpenAI's form."""
 
-    output: str
+    output: str | None = None
     error: Mapping[str, Any] | None = None
 
     @classmethod
     def failed(cls, message: str, *, code: int = -32000, is_http: bool = False) -> Result:
         kind = "http_error" if is_http else "mcp_protocol_error"
-        return cls(f"Error: {message}", {"type": kind, "code": code, "message": message})
+        return cls(error={"type": kind, "code": code, "message": message})
 
 
 class McpFailure(Exception):
@@ -180,16 +179,21 @@ class McpFailure(Exception):
 
 
 class RemoteTools:
-    """The MCP tools of one response. ``new_items`` are lists and approved calls that precede its output."""
+    """The MCP tools of one response. ``new_items`` are lists and approved calls that precede its output.
 
-    def __init__(self, servers: Sequence[McpServer] = ()) -> None:
+    ``taken``: names of the other functions that the model may call.
+    """
+
+    def __init__(self, servers: Sequence[McpServer] = (), taken: Iterable[str] = ()) -> None:
         self._servers = servers
+        self._taken = frozenset(taken)
         self._tools: dict[str, RemoteTool] = {}  # by the model's name
         self.new_items: list[Item] = []
 
     @classmethod
     def of(cls, request: PromptSchema) -> RemoteTools:
-        return cls([McpServer(tool, place) for place, tool in request.mcp_tools])
+        servers = [McpServer(tool, place) for place, tool in request.mcp_tools]
+        return cls(servers, (tool.name for _, tool in request.callable_tools))
 
     def find(self, function: str) -> RemoteTool | None:
         """Return the tool that the model calls by a name."""
@@ -210,11 +214,8 @@ class RemoteTools:
             raise invalid(f"There is no MCP {what} among the tools.", param=param)
         return found
 
-    async def prepare(self, call: Call, items: Sequence[Item], taken: Iterable[str]) -> None:
-        """List the tools of all servers, and run the calls that the input approves.
-
-        Lists of earlier responses are used again. ``taken``: names of the client's functions. Raises MillmError.
-        """
+    async def prepare(self, call: Call, items: Sequence[Item]) -> None:
+        """List the tools of all servers. Lists of earlier responses are used again. Raises MillmError."""
         known = {item["server_label"]: item["tools"] for item in items if item["type"] == "mcp_list_tools"}
         fresh = [server for server in self._servers if server.tool.server_label not in known]
         for server in self._servers:
@@ -226,12 +227,17 @@ class RemoteTools:
             self.new_items.append(
                 {"id": new_id("mcpl_"), "type": "mcp_list_tools", "server_label": label, "tools": tools, "error": None}
             )
-        self._offer(known, taken)
-        for item in approved_calls(items):
-            self.new_items.append(await self._approved(call, item))
+        self._offer(known)
 
-    def _offer(self, known: Mapping[str, Sequence[Mapping[str, Any]]], taken: Iterable[str]) -> None:
-        names = set(taken)
+    async def run_approved(self, call: Call, items: Sequence[Item]) -> bool:
+        """Run the calls that the input approves, and return whether there were some. Raises MillmError."""
+        approved = approved_calls(items)
+        for item in approved:
+            self.new_items.append(await self._approved(call, item))
+        return bool(approved)
+
+    def _offer(self, known: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        names = set(self._taken)
         for server in self._servers:
             for tool in known[server.tool.server_label]:
                 is_read_only = _is_read_only(tool)
@@ -310,7 +316,7 @@ def call_item(
         "name": tool.name,
         "arguments": arguments,
         "approval_request_id": approval,
-        "output": None if result is None or result.error is not None else result.output,
+        "output": None if result is None else result.output,
         "error": None if result is None or result.error is None else dict(result.error),
         "status": status or ended,
     }

@@ -193,8 +193,8 @@ class OpenMcpCall:
     def arguments(self) -> str:
         return "".join(self._texts)
 
-    def item(self, status: str, result: Result | None = None) -> Item:
-        return call_item(self.id, self.tool, self.arguments, result, status=status)
+    def item(self, status: str) -> Item:
+        return call_item(self.id, self.tool, self.arguments, None, status=status)
 
     def ended(self, result: Result) -> Item:
         return call_item(self.id, self.tool, self.arguments, result)

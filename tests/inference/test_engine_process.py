@@ -154,7 +154,7 @@ async def test_streams_that_have_not_begun_are_handed_back_once_when_their_repli
 
     (moved,) = streams.end()
     assert (moved.stream, list(moved.requests)) == (waits, requests)
-    assert streams.ids() == [asked.id], "who asked is told by the call"
+    assert streams.ids() == [asked.id], "the call fails for who asked"
     assert streams.num_sequences == 2
     assert kinds([await anext(runs) for _ in range(3)]) == [("TokensEvent", 0), ("FailedEvent", 0), ("FailedEvent", 1)]
     assert streams.end() == []

@@ -168,8 +168,14 @@ async def test_a_call_waits_for_approval_and_is_made_once(client: AsyncOpenAI, s
     assert harbour.calls == []
     assert {each for each in harbour.authorizations if each} == {f"Bearer {TOKEN}"}
 
-    stored.engine.script = in_turn("Six!")
     answer: Any = {"type": "mcp_approval_response", "approval_request_id": request.id, "approve": True}
+    asked = {"previous_response_id": first.id, "input": [answer], "tools": tools}
+    counted = await stored.post("/v1/responses/input_tokens", {"model": "tiny", **asked})
+    assert counted.status_code == 200, counted.content
+    assert (await create(stored, **asked, profile="nobody")).status_code == 404
+    assert harbour.calls == [], "only a response that can be made makes the call"
+
+    stored.engine.script = in_turn("Six!")
     second = await client.responses.create(model="tiny", previous_response_id=first.id, input=[answer], tools=tools)
     assert [item.type for item in second.output] == ["mcp_call", "message"], "the list is known"
     made = second.output[0]
