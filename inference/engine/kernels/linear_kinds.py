@@ -16,7 +16,7 @@ from inference.engine.kernels import native
 from inference.engine.kernels.pages import in_huge_pages
 from inference.engine.kernels.row_tiles import by_tiles
 
-FEW_ROWS = 96  # up to here our bfloat16 products are faster than F.linear, which repacks the weight at each call
+FEW_ROWS = 192  # up to here our bfloat16 products are faster than F.linear, which repacks the weight at each call
 FEW_WIDENED_ROWS = 384  # likewise if weights are widened, compared with a weight widened as a whole
 FEW_INT8_ROWS = 192  # up to here int8 products are faster than converting the weight to bfloat16
 INT8PACK_MULTIPLE = 64  # torch 2.13's bfloat16 kernel reads past the end of rows of other lengths and may crash

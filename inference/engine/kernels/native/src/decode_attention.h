@@ -53,7 +53,7 @@ inline void score_tile(const float* query, const T* keys, const T* ahead, int64_
   for (int64_t t = 0; t < count; ++t) {
     const T* row = keys + t * stride;
     const char* next = reinterpret_cast<const char*>(ahead + t * stride);
-    for (int64_t byte = 0; byte < d * static_cast<int64_t>(sizeof(T)); byte += 64) __builtin_prefetch(next + byte);
+    for (int64_t byte = 0; byte < d * static_cast<int64_t>(sizeof(T)); byte += 64) fetch_ahead(next + byte);
     Vec even[GROUP], odd[GROUP];
     for (int g = 0; g < GROUP; ++g) even[g] = odd[g] = Vec(0.f);
     int64_t i = 0;
@@ -77,21 +77,20 @@ inline void score_tile(const float* query, const T* keys, const T* ahead, int64_
 
 // As score_tile, for bfloat16 and head sizes of whole vectors: products of pairs, four tokens at a time.
 template <int GROUP>
-inline void score_pairs(const BFloat16* query, int64_t query_stride, const BFloat16* keys,
-                        const BFloat16* ahead, int64_t stride, int64_t count, int64_t d, float* scores) {
+inline void score_pairs(const BFloat16* query, int64_t query_stride, const BFloat16* keys, const BFloat16* ahead,
+                        int64_t stride, int64_t count, int64_t d, float* scores) {
   for (int64_t t = 0; t < count; t += 4) {
     const BFloat16* rows[4];
     for (int j = 0; j < 4; ++j) rows[j] = keys + std::min(t + j, count - 1) * stride;
-    for (int j = 0; j < 4; ++j) {
-      const char* next = reinterpret_cast<const char*>(ahead + std::min(t + j, count - 1) * stride);
-      for (int64_t byte = 0; byte < 2 * d; byte += 64) __builtin_prefetch(next + byte);
-    }
     __m512 acc[GROUP][4];
     for (auto& group : acc)
       for (auto& a : group) a = _mm512_setzero_ps();
     for (int64_t i = 0; i < d; i += 32) {
       __m512bh key[4];
-      for (int j = 0; j < 4; ++j) key[j] = (__m512bh)_mm512_loadu_si512(rows[j] + i);
+      for (int j = 0; j < 4; ++j) {
+        fetch_ahead(ahead + (t + j) * stride + i);
+        key[j] = (__m512bh)_mm512_loadu_si512(rows[j] + i);
+      }
       for (int g = 0; g < GROUP; ++g) {
         const __m512bh q = (__m512bh)_mm512_loadu_si512(query + g * query_stride + i);
         for (int j = 0; j < 4; ++j) acc[g][j] = _mm512_dpbf16_ps(acc[g][j], q, key[j]);
@@ -100,6 +99,56 @@ inline void score_pairs(const BFloat16* query, int64_t query_stride, const BFloa
     for (int g = 0; g < GROUP; ++g)
       four_sums(acc[g][0], acc[g][1], acc[g][2], acc[g][3], scores + g * kTile + t);
   }
+}
+
+// acc[g] = fade[g] * acc[g] + sum over the tile of weight[g][t] * values[t], for CHUNKS times 32 columns: products of
+// pairs of tokens, so the weights are bfloat16. pairs[g][t / 2] has those of tokens t and t + 1.
+template <int GROUP, int CHUNKS>
+inline void mix_pairs(float* acc, int64_t padded, const float* fade, const int32_t (*pairs)[kTile / 2],
+                      const BFloat16* values, const BFloat16* ahead, int64_t stride, int64_t count) {
+  __m512 sums[GROUP][2 * CHUNKS];
+  for (auto& group : sums)
+    for (auto& s : group) s = _mm512_setzero_ps();
+  for (int64_t t = 0; t < count; t += 2) {
+    const BFloat16 *even = values + t * stride, *odd = values + std::min(t + 1, count - 1) * stride;
+    for (int c = 0; c < CHUNKS; ++c) {
+      fetch_ahead(ahead + t * stride + 32 * c);
+      fetch_ahead(ahead + (t + 1) * stride + 32 * c);
+      const __m512i a = _mm512_loadu_si512(even + 32 * c), b = _mm512_loadu_si512(odd + 32 * c);
+      const __m512bh front = (__m512bh)_mm512_unpacklo_epi16(a, b), back = (__m512bh)_mm512_unpackhi_epi16(a, b);
+      for (int g = 0; g < GROUP; ++g) {
+        const __m512bh weight = (__m512bh)_mm512_set1_epi32(pairs[g][t / 2]);
+        sums[g][2 * c] = _mm512_dpbf16_ps(sums[g][2 * c], front, weight);
+        sums[g][2 * c + 1] = _mm512_dpbf16_ps(sums[g][2 * c + 1], back, weight);
+      }
+    }
+  }
+  // Each quarter of a vector of 32 columns became four sums in front and four in back.
+  const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+  for (int g = 0; g < GROUP; ++g)
+    for (int c = 0; c < CHUNKS; ++c)
+      for (int half = 0; half < 2; ++half) {
+        float* at = acc + g * padded + 32 * c + 16 * half;
+        const __m512 added = _mm512_permutex2var_ps(sums[g][2 * c], half ? second : first, sums[g][2 * c + 1]);
+        _mm512_storeu_ps(at, _mm512_fmadd_ps(_mm512_loadu_ps(at), _mm512_set1_ps(fade[g]), added));
+      }
+}
+
+template <int GROUP>
+inline void mix_pairs_of_tile(float* acc, int64_t padded, const float* fade, const float* weights,
+                              const BFloat16* values, const BFloat16* ahead, int64_t stride, int64_t count, int64_t d) {
+  constexpr int kChunks = GROUP <= 2 ? 4 : 2;  // so that the sums fit the registers
+  alignas(64) int32_t pairs[GROUP][kTile / 2];
+  for (int g = 0; g < GROUP; ++g) {
+    const float* w = weights + g * kTile;
+    _mm512_store_si512(pairs[g], (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(w + 16), _mm512_loadu_ps(w)));
+  }
+  int64_t from = 0;
+  for (; from + 32 * kChunks <= d; from += 32 * kChunks)
+    mix_pairs<GROUP, kChunks>(acc + from, padded, fade, pairs, values + from, ahead + from, stride, count);
+  for (; from < d; from += 32)
+    mix_pairs<GROUP, 1>(acc + from, padded, fade, pairs, values + from, ahead + from, stride, count);
 }
 
 #endif
@@ -115,7 +164,7 @@ inline void mix_columns(float* acc, const float* weights, const T* values, const
     const T* row = values + t * stride + from;
     const char* next = reinterpret_cast<const char*>(ahead + t * stride + from);
     for (int64_t byte = 0; byte < NV * kLanes * static_cast<int64_t>(sizeof(T)); byte += 64)
-      __builtin_prefetch(next + byte);
+      fetch_ahead(next + byte);
     for (int v = 0; v < NV; ++v) {
       const Vec value = TAIL ? load(row + v * kLanes, shape.head_dim - from - v * kLanes) : load(row + v * kLanes);
       for (int g = 0; g < GROUP; ++g) sums[g][v] = at::vec::fmadd(Vec(weights[g * kTile + t]), value, sums[g][v]);
@@ -136,9 +185,10 @@ inline void mix_tile(float* acc, const float* weights, const T* values, const T*
     mix_columns<T, GROUP, 1, TAIL>(acc, weights, values, ahead, stride, count, from, shape);
 }
 
-// Scores to weights, with what came before scaled down when the maximum rises. Lanes behind `count` become zero.
-__attribute__((noinline)) void soften(float* scores, int64_t count, const Scoring& how, float& maximum, float& total, float* acc,
-                   int64_t padded) {
+// Scores to weights. Returns the factor of what came before, which is below 1 when the maximum rises. Lanes behind
+// `count` become zero. ROUNDED: the weights will be rounded to 16 bits, so their last bits may differ.
+template <bool ROUNDED>
+__attribute__((noinline)) float soften(float* scores, int64_t count, const Scoring& how, float& maximum, float& total) {
   for (int64_t t = count; t < kTile; ++t) scores[t] = kNone;
   Vec top(kNone);
   for (int64_t t = 0; t < kTile; t += kLanes) {
@@ -152,15 +202,14 @@ __attribute__((noinline)) void soften(float* scores, int64_t count, const Scorin
   const float raised = std::max(maximum, largest(top));
   Vec added(0.f);
   for (int64_t t = 0; t < kTile; t += kLanes) {
-    const Vec weight = (Vec::loadu(scores + t) - Vec(raised)).exp();
+    const Vec below = Vec::loadu(scores + t) - Vec(raised), weight = ROUNDED ? below.exp_u20() : below.exp();
     weight.store(scores + t);
     added = added + weight;
   }
-  const float fade = std::exp(maximum - raised);
+  const float fade = raised == maximum ? 1.f : std::exp(maximum - raised);
   total = std::fma(total, fade, sum(added));
-  if (raised != maximum)
-    for (int64_t i = 0; i < padded; i += kLanes) (Vec::loadu(acc + i) * Vec(fade)).store(acc + i);
   maximum = raised;
+  return fade;
 }
 
 template <typename T, bool TAIL>
@@ -172,25 +221,31 @@ struct Worker {
   const T* values;
   const Scoring& how;
 
-  template <int GROUP>
-  void heads(const T* raw, int64_t raw_stride, const float* query, const T* k, const T* k_ahead, const T* v, const T* v_ahead, int64_t count,
-             float* maximum, float* total, float* acc) const {
-    float scores[GROUP * kTile];
-    score<GROUP>(raw, raw_stride, query, k, k_ahead, count, scores);
-    for (int g = 0; g < GROUP; ++g)
-      soften(scores + g * kTile, count, how, maximum[g], total[g], acc + g * shape.padded, shape.padded);
-    mix_tile<T, GROUP, TAIL>(acc, scores, v, v_ahead, value_pool.token_stride, count, shape);
-  }
+  static constexpr bool kHasPairs = MILLM_BF16_DOT && std::is_same_v<T, BFloat16> && !TAIL;
+  static constexpr int kMostHeads = kHasPairs ? 4 : 2;  // at once
 
   template <int GROUP>
-  void score(const T* raw, int64_t raw_stride, const float* query, const T* k, const T* k_ahead, int64_t count,
-             float* scores) const {
+  void heads(const T* raw, int64_t raw_stride, const float* query, const T* k, const T* k_ahead, const T* v,
+             const T* v_ahead, int64_t count, float* maximum, float* total, float* acc) const {
+    float scores[GROUP * kTile], fade[GROUP];
 #if MILLM_BF16_DOT
-    if constexpr (std::is_same_v<T, BFloat16>)
-      if (shape.head_dim % 32 == 0)
-        return score_pairs<GROUP>(raw, raw_stride, k, k_ahead, key_pool.token_stride, count, shape.head_dim, scores);
+    if constexpr (kHasPairs)
+      if (shape.head_dim % 32 == 0) {
+        score_pairs<GROUP>(raw, raw_stride, k, k_ahead, key_pool.token_stride, count, shape.head_dim, scores);
+        for (int g = 0; g < GROUP; ++g)
+          fade[g] = soften<true>(scores + g * kTile, count, how, maximum[g], total[g]);
+        return mix_pairs_of_tile<GROUP>(acc, shape.padded, fade, scores, v, v_ahead, value_pool.token_stride, count,
+                                        shape.head_dim);
+      }
 #endif
     score_tile<T, GROUP, TAIL>(query, k, k_ahead, key_pool.token_stride, count, shape, scores);
+    for (int g = 0; g < GROUP; ++g) {
+      fade[g] = soften<false>(scores + g * kTile, count, how, maximum[g], total[g]);
+      float* before = acc + g * shape.padded;
+      if (fade[g] != 1.f)
+        for (int64_t i = 0; i < shape.padded; i += kLanes) (Vec::loadu(before + i) * Vec(fade[g])).store(before + i);
+    }
+    mix_tile<T, GROUP, TAIL>(acc, scores, v, v_ahead, value_pool.token_stride, count, shape);
   }
 
   // raw: the sequence's query as it came; query: the same widened, [heads, padded]; maximum, total [heads]; acc [heads, padded]
@@ -206,18 +261,15 @@ struct Worker {
         const T *k_ahead = place(keys, key_pool, blocks, then, head_then);
         const T *v_ahead = place(values, value_pool, blocks, then, head_then);
         for (int64_t g = 0; g < shape.group;) {
-          const int64_t head = h * shape.group + g, left = shape.group - g;
+          const int64_t head = h * shape.group + g, take = std::min<int64_t>(kMostHeads, shape.group - g);
           const float* q = query + head * shape.padded;
           float *m = maximum + head, *t = total + head, *a = acc + head * shape.padded;
           // Behind the first heads of a group the tile is in the cache already: nothing is fetched ahead twice.
           const T *ka = g ? k : k_ahead, *va = g ? v : v_ahead;
-          if (left >= 2) {
-            heads<2>(raw + head * raw_stride, raw_stride, q, k, ka, v, va, count, m, t, a);
-            g += 2;
-          } else {
-            heads<1>(raw + head * raw_stride, raw_stride, q, k, ka, v, va, count, m, t, a);
-            g += 1;
-          }
+          unrolled<kMostHeads>([&](auto i) {
+            if (i + 1 == take) heads<i + 1>(raw + head * raw_stride, raw_stride, q, k, ka, v, va, count, m, t, a);
+          });
+          g += take;
         }
       }
       at += count;

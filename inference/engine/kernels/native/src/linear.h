@@ -28,7 +28,7 @@ struct Ahead {
   }
 
   void step() {
-    for (int line = 0; line < lines; ++line, at += 64) __builtin_prefetch(at);
+    for (int line = 0; line < lines; ++line, at += 64) fetch_ahead(at);
   }
 };
 
@@ -145,41 +145,24 @@ inline void bf16_tile(const BFloat16* x, int64_t x_stride, const BFloat16* w, in
       for (int c = 0; c < COLUMNS; ++c) out[r][c] = _mm512_reduce_add_ps(acc[r][c]);
 }
 
-// The weights in one straight line, which the processor fetches ahead best: for rows too few to share the loads.
-template <int ROWS>
-inline void bf16_line(const BFloat16* x, int64_t x_stride, const BFloat16* w, int64_t k, float out[][kColumns],
-                      int64_t columns) {
+// One row: the weights in one straight line, which the processor fetches ahead best.
+inline void bf16_line(const BFloat16* x, const BFloat16* w, int64_t k, float* out, int64_t columns) {
   constexpr int kParts = 4;
   for (int64_t c = 0; c < columns; ++c) {
     const BFloat16* column = w + c * k;
-    __m512 acc[ROWS][kParts];
-    for (auto& row : acc)
-      for (auto& a : row) a = _mm512_setzero_ps();
+    __m512 acc[kParts];
+    for (auto& a : acc) a = _mm512_setzero_ps();
     int64_t i = 0;
     for (; i + 32 * kParts <= k; i += 32 * kParts)
       for (int p = 0; p < kParts; ++p) {
-        const __m512bh weights = load_pairs(column + i + 32 * p);
-        __builtin_prefetch(column + i + 32 * p + 2048);
-        for (int r = 0; r < ROWS; ++r)
-          acc[r][p] = _mm512_dpbf16_ps(acc[r][p], load_pairs(x + r * x_stride + i + 32 * p), weights);
+        fetch_ahead(column + i + 32 * p + 2048);
+        acc[p] = _mm512_dpbf16_ps(acc[p], load_pairs(x + i + 32 * p), load_pairs(column + i + 32 * p));
       }
-    for (; i < k; i += 32)
-      for (int r = 0; r < ROWS; ++r) {
-        const int64_t left = std::min<int64_t>(32, k - i);
-        acc[r][0] = _mm512_dpbf16_ps(acc[r][0], load_pairs(x + r * x_stride + i, left), load_pairs(column + i, left));
-      }
-    for (int r = 0; r < ROWS; ++r)
-      out[r][c] = _mm512_reduce_add_ps((acc[r][0] + acc[r][1]) + (acc[r][2] + acc[r][3]));
-  }
-}
-
-inline void bf16_lines(int rows, const BFloat16* x, int64_t x_stride, const BFloat16* w, int64_t k,
-                       float out[][kColumns], int64_t columns) {
-  switch (rows) {
-    case 1: return bf16_line<1>(x, x_stride, w, k, out, columns);
-    case 2: return bf16_line<2>(x, x_stride, w, k, out, columns);
-    case 3: return bf16_line<3>(x, x_stride, w, k, out, columns);
-    default: return bf16_line<4>(x, x_stride, w, k, out, columns);
+    for (; i < k; i += 32) {
+      const int64_t left = std::min<int64_t>(32, k - i);
+      acc[0] = _mm512_dpbf16_ps(acc[0], load_pairs(x + i, left), load_pairs(column + i, left));
+    }
+    out[c] = _mm512_reduce_add_ps((acc[0] + acc[1]) + (acc[2] + acc[3]));
   }
 }
 
@@ -210,8 +193,8 @@ void multiply_bf16(const TensorView& x, const TensorView& w, const BFloat16* bia
       for (int64_t r = 0; r < rows;) {
         const int64_t left = rows - r;
         const int take = static_cast<int>(left <= 6 ? left : left < 12 ? (left + 1) / 2 : 6);
-        if (rows <= 4 && !ordered)
-          bf16_lines(take, xs, x.stride(0), ws + column * k, k, tile, columns);
+        if (rows == 1 && !ordered)
+          bf16_line(xs, ws + column * k, k, tile[0], columns);
         else if (columns == kColumns)
           bf16_rows<kColumns>(take, xs + r * x.stride(0), x.stride(0), ws + column * k, k,
                               Ahead::share(b + 1 < end ? ws + (column + kColumns) * k : nullptr, kColumns * k, pass++,
@@ -302,7 +285,7 @@ inline void int8_line(const uint8_t* high, const uint8_t* low, int64_t padded, c
       for (int p = 0; p < kParts; ++p) {
         const int64_t at = i + p * kBytes;
         const __m512i weights = _mm512_loadu_si512(column + at);
-        __builtin_prefetch(column + at + 4096);
+        fetch_ahead(column + at + 4096);
         for (int r = 0; r < ROWS; ++r) {
           top[r][p] = _mm512_dpbusd_epi32(top[r][p], _mm512_loadu_si512(high + r * padded + at), weights);
           rest[r][p] = _mm512_dpbusd_epi32(rest[r][p], _mm512_loadu_si512(low + r * padded + at), weights);

@@ -24,13 +24,6 @@ struct Columns {
   }
 };
 
-// Asks for the next columns while the present ones are computed.
-template <typename W>
-inline void fetch(const Columns<W>& next, int64_t count) {
-  for (const W* column : next.at)
-    for (int64_t i = 0; i < count; i += 64 / static_cast<int64_t>(sizeof(W))) __builtin_prefetch(column + i);
-}
-
 // The compiler would rather load a row anew for each product: more than the processor can load meanwhile.
 template <typename V>
 inline V in_register(V v) {
@@ -72,7 +65,7 @@ __attribute__((noinline)) void wide_tile(const typename Widening<W>::Number* x, 
   if constexpr (AHEAD) {
     constexpr int64_t kLine = std::max<int64_t>(kStep, 64 / static_cast<int64_t>(sizeof(W)));  // a cache line
     for (; left >= kLine; left -= kLine) {
-      for (const W* column : at) __builtin_prefetch(column + ahead);
+      for (const W* column : at) fetch_ahead(column + ahead);
       unrolled<static_cast<int>(kLine / kStep)>([&](auto) {
         wide_step<ROWS, W>(acc, x, x_stride, at);
         for (auto& column : at) column += kStep;
@@ -103,16 +96,16 @@ __attribute__((noinline)) void wide_tile(const typename Widening<W>::Number* x, 
   }
 }
 
-template <typename W>
+template <typename W, bool AHEAD>
 inline void wide_rows(int rows, const typename Widening<W>::Number* x, int64_t x_stride, const Columns<W>& w, int64_t k,
-                      float* out) {
+                      float* out, int64_t ahead) {
   switch (rows) {
-    case 1: return wide_tile<1, W>(x, x_stride, w, k, out);
-    case 2: return wide_tile<2, W>(x, x_stride, w, k, out);
-    case 3: return wide_tile<3, W>(x, x_stride, w, k, out);
-    case 4: return wide_tile<4, W>(x, x_stride, w, k, out);
-    case 5: return wide_tile<5, W>(x, x_stride, w, k, out);
-    default: return wide_tile<kWideRows, W>(x, x_stride, w, k, out);
+    case 1: return wide_tile<1, W, kWideColumns, AHEAD>(x, x_stride, w, k, out, ahead);
+    case 2: return wide_tile<2, W, kWideColumns, AHEAD>(x, x_stride, w, k, out, ahead);
+    case 3: return wide_tile<3, W, kWideColumns, AHEAD>(x, x_stride, w, k, out, ahead);
+    case 4: return wide_tile<4, W, kWideColumns, AHEAD>(x, x_stride, w, k, out, ahead);
+    case 5: return wide_tile<5, W, kWideColumns, AHEAD>(x, x_stride, w, k, out, ahead);
+    default: return wide_tile<kWideRows, W, kWideColumns, AHEAD>(x, x_stride, w, k, out, ahead);
   }
 }
 
@@ -131,7 +124,7 @@ inline void wide_line(const typename Widening<W>::Number* x, int64_t x_stride, c
   const auto* const end = x + k / kSpan * kSpan;
   for (; x != end; x += kSpan, w += kSpan) {
     for (int64_t byte = 0; byte < kSpan * static_cast<int64_t>(sizeof(W)); byte += 64)
-      __builtin_prefetch(reinterpret_cast<const char*>(w) + kLineAhead + byte);
+      fetch_ahead(reinterpret_cast<const char*>(w) + kLineAhead + byte);
     unrolled<kParts>([&](auto p) {
       const auto column = How::take(w + p / How::kVectors * How::kStep, p % How::kVectors);
       unrolled<ROWS>([&](auto r) {
@@ -285,8 +278,12 @@ void wide_sums(const Widened<W>& x, const W* w, int64_t k, int64_t first, int64_
       for (int64_t c = 0; c < columns; c += kWideColumns) {
         const W* at = w + (first + c) * k + from;
         const int64_t left = columns - c;
-        if (group == 0 && left > kWideColumns) fetch(Columns<W>(at + kWideColumns * k, k, left - kWideColumns), count);
-        wide_rows(static_cast<int>(take), x.block(from, top), x.width(from), Columns<W>(at, k, left), count, tile);
+        const Columns<W> tiled(at, k, left);
+        const int count_of_rows = static_cast<int>(take);
+        if (group == 0)
+          wide_rows<W, true>(count_of_rows, x.block(from, top), x.width(from), tiled, count, tile, kWideColumns * k);
+        else
+          wide_rows<W, false>(count_of_rows, x.block(from, top), x.width(from), tiled, count, tile, 0);
         float* to = sums + c * x.rows + top * kWideColumns;
         for (int64_t s = 0; s < take * kWideColumns; ++s) to[s] = from ? to[s] + tile[s] : tile[s];
       }
