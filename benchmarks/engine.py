@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 from benchmarks.figures import Trace
 from benchmarks.machine import peak_memory_mb
@@ -168,7 +169,7 @@ def running(
 
 def load_shape(shape: Shape, options: Options, *, device: str = "auto", batch_invariant: bool = False) -> LoadedModel:
     path = shape_folder(shape, options.folder)
-    weights: Weights = "int8" if options.quantization == "int8" else "native"
+    weights = cast("Weights", options.quantization or "native")
     spec = ModelSpec(
         shape.name, path, dtype=shape.dtype, device=device, weights=weights, batch_invariant=batch_invariant
     )

@@ -43,6 +43,7 @@ TITLES = {
     "curve": "By number of streams",
     "speculation": "Prompt lookup",
     "invariance": "Batch invariance",
+    "quality": "Quality with quantization",
     "gpu": "On a GPU",
     "scaling": "The engine's own costs",
     "limits": "Limits of the machine",

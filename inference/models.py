@@ -50,6 +50,7 @@ class LanguageModel(models.Model):
     class Quantization(models.TextChoices):
         NONE = "none"
         INT8 = "int8", "int8 weights"
+        W8A8 = "w8a8", "int8 weights and activations"
 
     name = models.CharField(max_length=200, unique=True, help_text='The value of "model" in requests.')
     aliases = ArrayField(

@@ -14,9 +14,14 @@ from inference.models import LanguageModel
 from inference.registry.records import smallest
 
 MEDIA_ACTIVATIONS = 0.25  # of the weights: an allowance, not measured for large sizes
+WEIGHTS: dict[LanguageModel.Quantization, Weights] = {
+    LanguageModel.Quantization.NONE: "native",
+    LanguageModel.Quantization.INT8: "int8",
+    LanguageModel.Quantization.W8A8: "w8a8",
+}
 
 if TYPE_CHECKING:
-    from inference.engine.models.facts import LoadedFacts, MemoryEstimate, ModelSpec
+    from inference.engine.models.facts import LoadedFacts, MemoryEstimate, ModelSpec, Weights
     from inference.engine.models.loader import LoadedModel
 
 
@@ -36,7 +41,7 @@ def spec_for(row: LanguageModel, path: Path) -> ModelSpec:
         kind=row.kind_in(path),
         batch_invariant=settings.MILLM_BATCH_INVARIANT,
         options=row.default_sampling,
-        weights="int8" if row.quantization == LanguageModel.Quantization.INT8 else "native",
+        weights=WEIGHTS[LanguageModel.Quantization(row.quantization)],
     )
 
 

@@ -122,12 +122,14 @@ def test_what_is_fused(tmp_path, architecture, norms):
         assert len(fused) == norms + 4 + 4 + layers
 
 
-@pytest.fixture(params=["bfloat16 native", "bfloat16 int8", "float32 int8"])
+@pytest.fixture(params=["bfloat16 native", "bfloat16 int8", "float32 int8", "bfloat16 w8a8"])
 def fused_model(request, tmp_path):
     """Of each architecture, with all its layers fused."""
 
     def load(architecture):
         dtype, weights = request.param.split()
+        if weights == "w8a8" and not native.active().has_int8:
+            pytest.skip("this processor lacks the dot products of bytes")
         path = build_model(tmp_path, architecture, max_position_embeddings=256)
         loaded = load_model(ModelSpec("tiny", path, dtype=dtype, device="cpu", weights=weights))
         if not fused_layers(loaded.module):

@@ -14,6 +14,7 @@ from inference.engine.kernels.linear_kinds import (
     FEW_WIDENED_ROWS,
     Int8Linear,
     PackedLinear,
+    RoundedInt8Linear,
     RowsLinear,
     can_read_rows,
     quantise,
@@ -109,6 +110,39 @@ def test_int8_is_its_own_dequantised_weight(dtype, bias, in_features):
         exact = functional.linear(x.double(), fast.dequantised().double(), None if not bias else plain.bias.double())
         close(fast(x), exact, 2e-4 if dtype is torch.float32 else 1e-2)
     assert fast(x[None]).shape == (1, rows, 77)
+
+
+@pytest.mark.parametrize("in_features", [1, 63, 131, 192, 1024])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rounded_activations_are_integers_of_8_bits(dtype, bias, in_features):
+    if not native.active().has_int8:
+        pytest.skip(f"no dot products of bytes here: {native.active()}")
+    torch.manual_seed(2)
+    plain = nn.Linear(in_features, 77, bias).to(dtype).requires_grad_(False)
+    fast = RoundedInt8Linear(plain.weight, plain.bias)
+    whole = torch.randint(-127, 128, (max(ROWS), in_features))
+    whole[:, 0] = 127  # so that one step of the rounding is 1
+    x = whole.to(dtype)
+    x[3] = 0
+    exact = functional.linear(x.double(), fast.dequantised().double(), None if not bias else plain.bias.double())
+    for rows in ROWS:
+        close(fast(x[:rows]), exact[:rows], 1e-5 if dtype is torch.float32 else 1e-2)
+    if dtype is torch.float32:  # 16 bits cannot hold what is rounded off
+        moved = (x + torch.rand(x.shape).sub(0.5).mul(0.9)).clamp(-127, 127)
+        x[:, 0] = moved[:, 0] = 127
+        assert torch.equal(fast(moved), fast(x))
+
+
+def test_rows_of_rounded_activations_do_not_depend_on_each_other():
+    if not native.active().has_int8:
+        pytest.skip(f"no dot products of bytes here: {native.active()}")
+    torch.manual_seed(3)
+    fast = RoundedInt8Linear(torch.randn(70, 200), None)
+    x = torch.randn(40, 200) * torch.logspace(-6, 6, 40).unsqueeze(1)
+    whole = fast(x)
+    for count in (1, 2, 5, 6, 7, 12, 23):
+        assert torch.equal(fast(x[:count]), whole[:count])
 
 
 def test_quantisation_is_half_a_step_off_at_most():

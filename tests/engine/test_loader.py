@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from inference.engine.errors import LoadError
+from inference.engine.kernels import native
 from inference.engine.models.facts import ModelSpec
 from inference.engine.models.loader import load_model
 from tests.builders import ARCHITECTURES, build_model
@@ -42,6 +43,13 @@ def test_a_loaded_model_lets_go_of_its_file(tmp_path, dtype, weights):
     loaded = load_model(ModelSpec("m", build_model(tmp_path), dtype=dtype, device="cpu", weights=weights))
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
     assert loaded.memory_bytes
+
+
+def test_activations_of_8_bits_need_dot_products_of_bytes(tmp_path, monkeypatch):
+    without = native.ActiveKernels(is_native=True, reason="a test", lanes=8)
+    monkeypatch.setattr(native, "activate", lambda: without)
+    with pytest.raises(LoadError, match="AVX512_VNNI"):
+        load_model(ModelSpec("m", build_model(tmp_path), device="cpu", weights="w8a8"))
 
 
 def test_several_end_tokens(tmp_path):

@@ -34,9 +34,9 @@ class LoadedEncoder(LoadedModel):
 
 
 def check_weights(spec: ModelSpec) -> None:
-    if spec.weights == "int8":
+    if spec.weights != "native":
         raise LoadError(
-            f"{spec.name} is a model for {spec.kind}, but int8 weights are only supported for generation models."
+            f"{spec.name} is a model for {spec.kind}, but quantization is only supported for generation models."
         )
 
 

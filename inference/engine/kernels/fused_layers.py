@@ -63,8 +63,12 @@ class _Products:
     down: Operands
 
     @property
+    def all(self) -> tuple[Operands, ...]:
+        return self.qkv, self.out, self.gate_up, self.down
+
+    @property
     def most_rows(self) -> int:
-        return min(o.most_rows for o in (self.qkv, self.out, self.gate_up, self.down))
+        return min(o.most_rows for o in self.all)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,7 @@ class FusedLayer:
             places.block_table,
             batch.lengths,
             *self.look,
+            out.rounded,
             batch.batch_invariant,
         )
         return result
@@ -137,6 +142,7 @@ class FusedLayer:
             down.weight,
             down.bias,
             self.activation,
+            down.rounded,
             batch_invariant,
         )
         return result
@@ -185,7 +191,10 @@ def _norms(layer: nn.Module, attention: FusedAttention) -> _Norms | None:
 def _products(attention: Any, mlp: Any) -> _Products | None:
     linears = [_joined(attention.q_proj), attention.o_proj, _joined(mlp.gate_proj), mlp.down_proj]
     operands = [linear.operands() if isinstance(linear, FastLinear) else None for linear in linears]
-    return None if None in operands else _Products(*cast("list[Operands]", operands))
+    if None in operands:
+        return None
+    found = _Products(*cast("list[Operands]", operands))
+    return found if len({o.rounded for o in found.all}) == 1 else None
 
 
 def _joined(member: nn.Module) -> nn.Module:

@@ -28,11 +28,15 @@ DEQUANTISED_AT_ONCE = 16384  # weight rows converted to floats at a time for man
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """Arguments of the C++ products of at most ``most_rows`` rows: weight (int8: with scales and sums) and bias."""
+    """Arguments of the C++ products of at most ``most_rows`` rows: weight (int8: with scales and sums) and bias.
+
+    ``rounded``: activations are rounded to 8 bits.
+    """
 
     weight: list[Tensor]
     bias: Tensor | None
     most_rows: int
+    rounded: bool = False
 
 
 class FastLinear(nn.Module):
@@ -261,6 +265,22 @@ class Int8Linear(FastLinear):
         ]
         out = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
         return out if self.bias is None else out + self.bias
+
+
+class RoundedInt8Linear(Int8Linear):
+    """int8 weights, and activations that are rounded to 8 bits with a scale per token. Needs dot products of bytes.
+
+    Products of bytes are exact, so results do not depend on the number of rows.
+    """
+
+    def operands(self) -> Operands | None:
+        return Operands([self.weight, self.scales, self.sums], self.bias, ALL_ROWS, rounded=True)
+
+    def _product(self, rows: Tensor) -> Tensor:
+        out: Tensor = torch.ops.millm_native.linear_int8.default(
+            rows, self.weight, self.scales, self.sums, self.bias, rounded=True
+        )
+        return out
 
 
 class OrderedLinear(FastLinear):

@@ -23,6 +23,7 @@ from inference.engine.kernels.linear_kinds import (
     OrderedLinear,
     PackedLinear,
     PlainLinear,
+    RoundedInt8Linear,
     RowsLinear,
     can_pack,
     can_read_rows,
@@ -64,6 +65,7 @@ def prepare_linears(
 
     Subclasses of ``nn.Linear`` stay, and so do dtypes without a gain (float16 without our kernels on a processor that
     supports it). With ``int8``, the output embeddings are quantised if ``quantise_head``; input embeddings never are.
+    With ``w8a8``, the activations are rounded to 8 bits, too, except those of the output embeddings.
     ``batch_invariant`` is for the CPU.
     """
     before, options = bytes_of(module), _Options(weights, batch_invariant)
@@ -80,7 +82,7 @@ def prepare_linears(
                 setattr(parent, name, _fast_linear(child.weight, child.bias, options))  # type: ignore[arg-type]
                 num_linears += 1
     if head is not None:
-        of_head: Weights = "int8" if weights == "int8" and quantise_head else "native"
+        of_head: Weights = "int8" if weights != "native" and quantise_head else "native"
         num_linears += _replace_head(module, head, _Options(of_head, batch_invariant))
     return LinearsReport(num_linears, num_groups, before, bytes_of(module), type(_output_embeddings(module)).__name__)
 
@@ -96,7 +98,7 @@ def _is_replaceable(child: nn.Module | None, options: _Options) -> bool:
     if type(child) is not nn.Linear or (child.weight.device.type != "cpu" and options.weights == "native"):
         return False
     dtype = child.weight.dtype
-    return options.weights == "int8" or options.batch_invariant or can_read_rows(dtype) or can_pack(dtype)
+    return options.weights != "native" or options.batch_invariant or can_read_rows(dtype) or can_pack(dtype)
 
 
 def _fast_linear(weight: Tensor, bias: Tensor | None, options: _Options) -> FastLinear:
@@ -104,6 +106,8 @@ def _fast_linear(weight: Tensor, bias: Tensor | None, options: _Options) -> Fast
     if weight.device.type != "cpu":
         few_rows = few_packed_rows(weight.device, weight.dtype) if weights == "int8" else 0
         return GpuInt8Linear(weight, bias, few_rows) if weights == "int8" else PlainLinear(weight, bias)
+    if weights == "w8a8":
+        return RoundedInt8Linear(weight, bias)
     if options.batch_invariant:
         if weights == "int8":
             return OrderedInt8Linear(weight, bias)

@@ -12,14 +12,15 @@ from inference.interventions import Site
 from inference.text.grammar_compiler import GrammarCompiler
 from inference.text.plain_tokenizer import PlainTokenizer
 
-Weights = Literal["native", "int8"]
+Weights = Literal["native", "int8", "w8a8"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """What to load and how. ``max_seq_len`` 0: the model's own context length.
 
-    ``weights`` ``int8`` quantises the linears, including the output embeddings. Each ``kind`` has its own loader.
+    ``weights`` ``int8`` quantises the linears, including the output embeddings. ``w8a8`` also rounds the activations
+    that they multiply to 8 bits, except those of the output embeddings. Each ``kind`` has its own loader.
     ``options``: the default parameters of a media model. ``batch_invariant``: the bits of a generation model's results
     do not depend on other requests.
     """

@@ -92,12 +92,22 @@ def _load(spec: ModelSpec) -> LoadedModel:
         module, tokenizer = from_pretrained(spec, device, AutoModelForCausalLM, attn_implementation="eager")
     if not tokenizer.is_fast:
         raise LoadError(f"{spec.name} has no fast tokenizer (tokenizer.json), which streaming requires.")
-    if spec.weights == "int8" and device.type != "cpu" and (problem := int8_problem(device, module.dtype)):
-        raise LoadError(f"{spec.name} cannot use int8 weights on {device}: {problem}.")
+    _check_weights(spec, module.dtype, device)
     max_length = served_length(spec, module.config.get_text_config())
     with _runnable(spec.name, module):
         _prepare(spec, module, tokenizer, device, max_length)
     return _describe(spec, module, tokenizer, device, max_length)
+
+
+def _check_weights(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
+    """Raise LoadError if the device cannot compute with the quantization."""
+    if spec.weights == "int8" and device.type != "cpu" and (problem := int8_problem(device, dtype)):
+        raise LoadError(f"{spec.name} cannot use int8 weights on {device}: {problem}.")
+    if spec.weights == "w8a8" and (device.type != "cpu" or not native.activate().has_int8):
+        raise LoadError(
+            f"{spec.name} cannot use quantization w8a8 on this {'processor' if device.type == 'cpu' else 'GPU'}: it "
+            "requires a processor with AVX512_VNNI and the C++ kernels. Use int8, which is as fast here."
+        )
 
 
 def check_dtype(name: str) -> None:

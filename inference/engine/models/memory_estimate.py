@@ -85,7 +85,7 @@ def _head_copy_bytes(spec: ModelSpec, config: Any, dtype: torch.dtype) -> int:
     """Return the size of the copy of a tied head, which is needed in int8, and on the CPU in float32."""
     if not getattr(config, "tie_word_embeddings", False):
         return 0
-    if spec.weights == "int8":
+    if spec.weights != "native":
         return int(config.vocab_size) * (int(config.hidden_size) + INT8_SCALE_BYTES)
     if resolve_device(spec.device).type != "cpu":
         return 0
@@ -95,7 +95,7 @@ def _head_copy_bytes(spec: ModelSpec, config: Any, dtype: torch.dtype) -> int:
 def _loaded_bytes(header: WeightHeader, dtype: torch.dtype, weights: str) -> int:
     if not header.is_float:
         return header.num_bytes
-    if weights == "int8" and _is_linear(header):
+    if weights != "native" and _is_linear(header):
         return header.num_elements + header.shape[0] * INT8_SCALE_BYTES
     return header.num_elements * dtype.itemsize
 

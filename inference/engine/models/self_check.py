@@ -84,18 +84,19 @@ class Reference:
 def take_reference(
     module: PreTrainedModel, weights: Weights, *, vocab_size: int, max_length: int, avoid: Collection[int] = ()
 ) -> Reference:
-    """Run the module as loaded by transformers. With int8 weights, its linears use the dequantised weights.
+    """Run the module as loaded by transformers. With int8 weights, its linears use the dequantised weights, and
+    with ``w8a8`` rounded activations, too.
 
     ``avoid``: tokens that a model may treat specially.
     """
     texts = _random_texts(vocab_size, min(NUM_TOKENS, max_length), avoid)
     dtype, device = module.dtype, module.device
-    eps = max(torch.finfo(dtype).eps, INT8_EPS if weights == "int8" else 0.0)
+    eps = max(torch.finfo(dtype).eps, INT8_EPS if weights != "native" else 0.0)
     ids = torch.tensor([texts[0], texts[0]], device=device)
     with ExitStack() as stack:
         stack.enter_context(_moved_inputs(module, eps))
-        if weights == "int8":
-            stack.enter_context(_int8_linears(module))
+        if weights != "native":
+            stack.enter_context(_int8_linears(module, rounded=weights == "w8a8"))
         exact, moved = module(input_ids=ids, use_cache=False).logits.float()
     rounding = float(_errors(moved, exact).median())
     if not np.isfinite(rounding):
@@ -184,11 +185,14 @@ def _moved_inputs(module: nn.Module, eps: float) -> Iterator[None]:
 
 
 @contextmanager
-def _int8_linears(module: nn.Module) -> Iterator[None]:
-    """Make linears that will be int8 compute with dequantised int8 weights, created per call."""
-    linears = [child for child in module.modules() if type(child) is nn.Linear]
+def _int8_linears(module: PreTrainedModel, *, rounded: bool) -> Iterator[None]:
+    """Make linears that will be int8 compute with dequantised int8 weights, created per call.
+
+    ``rounded``: they round activations to 8 bits, except the output embeddings.
+    """
+    linears, head = [child for child in module.modules() if type(child) is nn.Linear], module.get_output_embeddings()
     for linear in linears:
-        linear.forward = partial(_int8_product, linear)  # type: ignore[method-assign]
+        linear.forward = partial(_int8_product, linear, rounded=rounded and linear is not head)  # type: ignore[method-assign]
     try:
         yield
     finally:
@@ -196,9 +200,13 @@ def _int8_linears(module: nn.Module) -> Iterator[None]:
             del linear.forward
 
 
-def _int8_product(linear: nn.Linear, x: Tensor) -> Tensor:
-    rounded, scales = quantise(linear.weight)
-    out: Tensor = functional.linear(x, rounded.to(x.dtype)).float().mul_(scales)
+def _int8_product(linear: nn.Linear, x: Tensor, *, rounded: bool) -> Tensor:
+    weight, scales = quantise(linear.weight)
+    if rounded:
+        step = x.float().abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) / 127
+        out = functional.linear((x / step).round().to(x.dtype), weight.to(x.dtype)).float().mul_(scales).mul_(step)
+    else:
+        out = functional.linear(x, weight.to(x.dtype)).float().mul_(scales)
     return (out if linear.bias is None else out.add_(linear.bias)).to(x.dtype)
 
 

@@ -40,11 +40,12 @@ void gate_rows(const TensorView& gate, const TensorView& up, Activation activati
 void add_rows(const TensorView& x, const TensorView& out);  // out += x
 
 // Products with a weight [n, k] of the rows' type, or of bytes; bias may be null. Ordered: the order in which the
-// products of one result are added does not depend on the number of rows.
+// products of one result are added does not depend on the number of rows. Rounded: activations become 8-bit integers,
+// which needs the processor's dot products of bytes (elsewhere they would gain nothing and keep 16 bits).
 void multiply_rows(const TensorView& x, const TensorView& weight, const TensorView* bias, bool ordered,
                    const TensorView& out);
 void multiply_int8(const TensorView& x, const TensorView& weight, const TensorView& scales, const TensorView& sums,
-                   const TensorView* bias, bool ordered, const TensorView& out);
+                   const TensorView* bias, bool rounded, bool ordered, const TensorView& out);
 
 enum RowFlag : uint8_t { kActs = 1, kHasVector = 2, kKeepsNorm = 4 };
 enum Number { kBias, kThreshold, kGainLessOne, kOffset, kLower, kUpper, kFloor, kNormLimit, kNumbers };

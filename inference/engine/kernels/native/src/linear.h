@@ -2,6 +2,7 @@
 //
 // bfloat16: AVX-512's dot product of pairs with float32 accumulation. int8: a row of activations becomes 16-bit
 // integers (scale by its largest value) in two planes of bytes, so that each product is two exact byte dot products.
+// int8 with activations of 8 bits: the same with one plane, rounded more coarsely.
 #pragma once
 
 #include <cmath>
@@ -105,115 +106,146 @@ inline void store_sums(T* out, int64_t stride, __m512 sums, int rows, int64_t co
 
 #endif
 
-#if MILLM_BF16_DOT
+#if MILLM_BF16_DOT || MILLM_INT8_DOT
 
-inline __m512bh load_pairs(const BFloat16* p) { return (__m512bh)_mm512_loadu_si512(p); }
-
-inline __m512bh load_pairs(const BFloat16* p, int64_t left) {
-  return (__m512bh)_mm512_maskz_loadu_epi16(static_cast<__mmask32>((1ull << left) - 1), p);
-}
+inline void keep(float* out, __m512 sums) { _mm512_storeu_ps(out, sums); }
+inline void keep(int32_t* out, __v16si sums) { _mm512_storeu_si512(out, (__m512i)sums); }
 
 // ROWS x COLUMNS of the product.
-template <int ROWS, int COLUMNS>
-inline void bf16_tile(const BFloat16* x, int64_t x_stride, const BFloat16* w, int64_t k, Ahead ahead,
-                      float out[][kColumns]) {
-  __m512 acc[ROWS][COLUMNS];
+template <typename How, int ROWS, int COLUMNS>
+inline void dot_tile(const typename How::Row* x, int64_t x_stride, const typename How::Weight* w, int64_t k, Ahead ahead,
+                     typename How::Sum out[][kColumns]) {
+  constexpr int64_t kStep = How::kStep;
+  typename How::Sums acc[ROWS][COLUMNS];
   for (auto& row : acc)
-    for (auto& a : row) a = _mm512_setzero_ps();
+    for (auto& a : row) a = How::zero();
   // Three rows from one pointer: with a pointer for each, GCC keeps sums in memory for lack of registers.
-  const BFloat16 *front = x, *back = x + 3 * x_stride, *column = w;
+  const typename How::Row *front = x, *back = x + 3 * x_stride;
+  const typename How::Weight* column = w;
   int64_t i = 0;
-  for (; i + 32 <= k; i += 32, front += 32, back += 32, column += 32) {
+  for (; i + kStep <= k; i += kStep, front += kStep, back += kStep, column += kStep) {
     asm("" : "+r"(front), "+r"(back), "+r"(column));
-    __m512bh columns[COLUMNS];
+    typename How::Numbers columns[COLUMNS];
     ahead.step();
-    for (int c = 0; c < COLUMNS; ++c) columns[c] = load_pairs(column + c * k);
+    for (int c = 0; c < COLUMNS; ++c) columns[c] = How::read(column + c * k);
     for (int r = 0; r < ROWS; ++r) {
-      const __m512bh row = load_pairs(r < 3 ? front + r * x_stride : back + (r - 3) * x_stride);
-      for (int c = 0; c < COLUMNS; ++c) acc[r][c] = _mm512_dpbf16_ps(acc[r][c], row, columns[c]);
+      const auto row = How::read(r < 3 ? front + r * x_stride : back + (r - 3) * x_stride);
+      for (int c = 0; c < COLUMNS; ++c) acc[r][c] = How::add(acc[r][c], row, columns[c]);
     }
   }
   if (i < k)
     for (int r = 0; r < ROWS; ++r)
       for (int c = 0; c < COLUMNS; ++c)
-        acc[r][c] = _mm512_dpbf16_ps(acc[r][c], load_pairs(x + r * x_stride + i, k - i), load_pairs(w + c * k + i, k - i));
+        acc[r][c] = How::add(acc[r][c], How::read(x + r * x_stride + i, k - i), How::read(w + c * k + i, k - i));
   if constexpr (COLUMNS == kColumns) {
-    _mm512_storeu_ps(out[0], sums_of<std::min(ROWS, kSumRows)>(acc));
-    if constexpr (ROWS > kSumRows) _mm512_storeu_ps(out[kSumRows], sums_of<ROWS - kSumRows>(acc + kSumRows));
+    keep(out[0], sums_of<std::min(ROWS, kSumRows)>(acc));
+    if constexpr (ROWS > kSumRows) keep(out[kSumRows], sums_of<ROWS - kSumRows>(acc + kSumRows));
   } else
     for (int r = 0; r < ROWS; ++r)
-      for (int c = 0; c < COLUMNS; ++c) out[r][c] = _mm512_reduce_add_ps(acc[r][c]);
+      for (int c = 0; c < COLUMNS; ++c) out[r][c] = How::total(acc[r][c]);
 }
 
 // One row: the weights in one straight line, which the processor fetches ahead best.
-inline void bf16_line(const BFloat16* x, const BFloat16* w, int64_t k, float* out, int64_t columns) {
+template <typename How>
+inline void dot_line(const typename How::Row* x, const typename How::Weight* w, int64_t k, int64_t columns,
+                     typename How::Sum* out) {
   constexpr int kParts = 4;
+  constexpr int64_t kStep = How::kStep, kAhead = 4096 / static_cast<int64_t>(sizeof(typename How::Weight));
   for (int64_t c = 0; c < columns; ++c) {
-    const BFloat16* column = w + c * k;
-    __m512 acc[kParts];
-    for (auto& a : acc) a = _mm512_setzero_ps();
+    const auto* column = w + c * k;
+    typename How::Sums acc[kParts];
+    for (auto& a : acc) a = How::zero();
     int64_t i = 0;
-    for (; i + 32 * kParts <= k; i += 32 * kParts)
+    for (; i + kStep * kParts <= k; i += kStep * kParts)
       for (int p = 0; p < kParts; ++p) {
-        fetch_ahead(column + i + 32 * p + 2048);
-        acc[p] = _mm512_dpbf16_ps(acc[p], load_pairs(x + i + 32 * p), load_pairs(column + i + 32 * p));
+        fetch_ahead(column + i + kStep * p + kAhead);
+        acc[p] = How::add(acc[p], How::read(x + i + kStep * p), How::read(column + i + kStep * p));
       }
-    for (; i < k; i += 32) {
-      const int64_t left = std::min<int64_t>(32, k - i);
-      acc[0] = _mm512_dpbf16_ps(acc[0], load_pairs(x + i, left), load_pairs(column + i, left));
+    for (; i < k; i += kStep) {
+      const int64_t left = std::min(kStep, k - i);
+      acc[0] = How::add(acc[0], How::read(x + i, left), How::read(column + i, left));
     }
-    out[c] = _mm512_reduce_add_ps((acc[0] + acc[1]) + (acc[2] + acc[3]));
+    out[c] = How::total(plus(plus(acc[0], acc[1]), plus(acc[2], acc[3])));
   }
 }
 
-template <int COLUMNS>
-inline void bf16_rows(int rows, const BFloat16* x, int64_t x_stride, const BFloat16* w, int64_t k,
-                      Ahead ahead, float out[][kColumns]) {
+template <typename How, int COLUMNS>
+inline void dot_rows(int rows, const typename How::Row* x, int64_t x_stride, const typename How::Weight* w, int64_t k,
+                     Ahead ahead, typename How::Sum out[][kColumns]) {
   switch (rows) {
-    case 1: return bf16_tile<1, COLUMNS>(x, x_stride, w, k, ahead, out);
-    case 2: return bf16_tile<2, COLUMNS>(x, x_stride, w, k, ahead, out);
-    case 3: return bf16_tile<3, COLUMNS>(x, x_stride, w, k, ahead, out);
-    case 4: return bf16_tile<4, COLUMNS>(x, x_stride, w, k, ahead, out);
-    case 5: return bf16_tile<5, COLUMNS>(x, x_stride, w, k, ahead, out);
-    default: return bf16_tile<6, COLUMNS>(x, x_stride, w, k, ahead, out);
+    case 1: return dot_tile<How, 1, COLUMNS>(x, x_stride, w, k, ahead, out);
+    case 2: return dot_tile<How, 2, COLUMNS>(x, x_stride, w, k, ahead, out);
+    case 3: return dot_tile<How, 3, COLUMNS>(x, x_stride, w, k, ahead, out);
+    case 4: return dot_tile<How, 4, COLUMNS>(x, x_stride, w, k, ahead, out);
+    case 5: return dot_tile<How, 5, COLUMNS>(x, x_stride, w, k, ahead, out);
+    default: return dot_tile<How, 6, COLUMNS>(x, x_stride, w, k, ahead, out);
   }
 }
 
-// Ordered: sums in the order of bf16_tile for any number of rows.
-void multiply_bf16(const TensorView& x, const TensorView& w, const BFloat16* bias, bool ordered, const TensorView& out) {
-  const int64_t rows = x.size(0), k = w.size(1), n = w.size(0);
-  const BFloat16 *xs = x.as<BFloat16>(), *ws = w.as<BFloat16>();
-  BFloat16* o = out.as<BFloat16>();
+// All of a product with w [n, k]; put(row, rows, column, columns, sums) takes up to four rows of up to four columns each.
+// Ordered: sums in the order of dot_tile for any number of rows.
+template <typename How, typename PutSums>
+void multiply_dots(const typename How::Row* x, int64_t x_stride, int64_t rows, const typename How::Weight* w, int64_t n,
+                   int64_t k, bool ordered, const PutSums& put) {
   parallel_for(0, (n + kColumns - 1) / kColumns, std::max<int64_t>(1, 65536 / k), [&](int64_t begin, int64_t end) {
-    float tile[2 * kSumRows][kColumns] = {};
+    typename How::Sum tile[2 * kSumRows][kColumns] = {};
     const int64_t passes = (rows + 5) / 6;
     for (int64_t b = begin; b < end; ++b) {
       int64_t pass = 0;
       const int64_t column = b * kColumns, columns = std::min<int64_t>(kColumns, n - column);
+      const auto* weights = w + column * k;
       for (int64_t r = 0; r < rows;) {
         const int64_t left = rows - r;
         const int take = static_cast<int>(left <= 6 ? left : left < 12 ? (left + 1) / 2 : 6);
         if (rows == 1 && !ordered)
-          bf16_line(xs, ws + column * k, k, tile[0], columns);
+          dot_line<How>(x, weights, k, columns, tile[0]);
         else if (columns == kColumns)
-          bf16_rows<kColumns>(take, xs + r * x.stride(0), x.stride(0), ws + column * k, k,
-                              Ahead::share(b + 1 < end ? ws + (column + kColumns) * k : nullptr, kColumns * k, pass++,
-                                           passes, k / 32 + 1),
-                              tile);
+          dot_rows<How, kColumns>(take, x + r * x_stride, x_stride, weights, k,
+                                  Ahead::share(b + 1 < end ? weights + kColumns * k : nullptr, kColumns * k, pass++,
+                                               passes, k / How::kStep + 1),
+                                  tile);
         else
           for (int64_t c = 0; c < columns; ++c) {
-            float one[2 * kSumRows][kColumns];
-            bf16_rows<1>(take, xs + r * x.stride(0), x.stride(0), ws + (column + c) * k, k, {}, one);
+            typename How::Sum one[2 * kSumRows][kColumns];
+            dot_rows<How, 1>(take, x + r * x_stride, x_stride, weights + c * k, k, {}, one);
             for (int i = 0; i < take; ++i) tile[i][c] = one[i][0];
           }
-        const __m512 added = for_each_row(bias ? bias + column : nullptr, columns);
-        for (int i = 0; i < take; i += kSumRows)
-          store_sums(o + (r + i) * n + column, n, plus(_mm512_loadu_ps(tile[i]), added),
-                     std::min(kSumRows, take - i), columns);
+        for (int i = 0; i < take; i += kSumRows) put(r + i, std::min(kSumRows, take - i), column, columns, tile[i]);
         r += take;
       }
     }
   });
+}
+
+#endif
+
+#if MILLM_BF16_DOT
+
+struct PairProducts {
+  using Row = BFloat16;
+  using Weight = BFloat16;
+  using Numbers = __m512bh;
+  using Sums = __m512;
+  using Sum = float;
+  static constexpr int64_t kStep = 32;
+  static Sums zero() { return _mm512_setzero_ps(); }
+  static Numbers read(const BFloat16* p) { return (__m512bh)_mm512_loadu_si512(p); }
+  static Numbers read(const BFloat16* p, int64_t left) {
+    return (__m512bh)_mm512_maskz_loadu_epi16(static_cast<__mmask32>((1ull << left) - 1), p);
+  }
+  static Sums add(Sums sums, Numbers row, Numbers column) { return _mm512_dpbf16_ps(sums, row, column); }
+  static float total(Sums sums) { return _mm512_reduce_add_ps(sums); }
+};
+
+void multiply_bf16(const TensorView& x, const TensorView& w, const BFloat16* bias, bool ordered, const TensorView& out) {
+  const int64_t n = w.size(0);
+  BFloat16* o = out.as<BFloat16>();
+  multiply_dots<PairProducts>(
+      x.as<BFloat16>(), x.stride(0), x.size(0), w.as<BFloat16>(), n, w.size(1), ordered,
+      [&](int64_t row, int rows, int64_t column, int64_t columns, const float* sums) {
+        const __m512 added = for_each_row(bias ? bias + column : nullptr, columns);
+        store_sums(o + row * n + column, n, plus(_mm512_loadu_ps(sums), added), rows, columns);
+      });
 }
 
 #endif
@@ -238,6 +270,39 @@ inline float split_row(const T* x, int64_t k, int64_t padded, uint8_t* high, uin
   return most / 32767.f;
 }
 
+// One row as 8-bit integers around 128, and the scale.
+template <typename T>
+inline float byte_row(const T* x, int64_t k, int64_t padded, uint8_t* out) {
+  Vec top(0.f);
+  for (int64_t i = 0; i < k; i += kLanes) top = at::vec::maximum(top, load(x + i, k - i).abs());
+  const float most = largest(top), factor = most > 0 ? 127.f / most : 0.f;
+  for (int64_t i = 0; i < padded; i += 16) {
+    const __m512 values = i < k ? static_cast<__m512>(load(x + i, std::min<int64_t>(16, k - i))) : _mm512_setzero_ps();
+    const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(values, _mm512_set1_ps(factor)));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i),
+                     _mm512_cvtepi32_epi8(_mm512_add_epi32(whole, _mm512_set1_epi32(128))));
+  }
+  return most / 127.f;
+}
+
+struct ByteProducts {
+  using Row = uint8_t;
+  using Weight = int8_t;
+  using Numbers = __m512i;
+  using Sums = __v16si;  // as __m512i, GCC would keep them in memory
+  using Sum = int32_t;
+  static constexpr int64_t kStep = kBytes;
+  static Sums zero() { return (Sums)_mm512_setzero_si512(); }
+  static Numbers read(const void* p) { return _mm512_loadu_si512(p); }
+  static Numbers read(const void* p, int64_t left) {
+    return _mm512_maskz_loadu_epi8(left >= kBytes ? ~0ull : (1ull << left) - 1, p);
+  }
+  static Sums add(Sums sums, Numbers row, Numbers column) {
+    return (Sums)_mm512_dpbusd_epi32((__m512i)sums, row, column);
+  }
+  static int32_t total(Sums sums) { return _mm512_reduce_add_epi32((__m512i)sums); }
+};
+
 template <int ROWS, int COLUMNS>
 inline void int8_tile(const uint8_t* high, const uint8_t* low, int64_t padded, const int8_t* w, int64_t k,
                       Ahead ahead, int32_t tops[][kColumns], int32_t rests[][kColumns]) {
@@ -247,7 +312,7 @@ inline void int8_tile(const uint8_t* high, const uint8_t* low, int64_t padded, c
   const uint8_t *h = high, *l = low;
   const int8_t* column = w;
   for (int64_t left = k; left > 0; left -= kBytes, h += kBytes, l += kBytes, column += kBytes) {
-    asm("" : "+r"(h), "+r"(l), "+r"(column));  // as in bf16_tile
+    asm("" : "+r"(h), "+r"(l), "+r"(column));  // as in dot_tile
     ahead.step();
     const __mmask64 mask = left >= kBytes ? ~0ull : (1ull << left) - 1;
     __m512i columns[COLUMNS];
@@ -324,10 +389,34 @@ inline void int8_rows(int rows, const uint8_t* high, const uint8_t* low, int64_t
   }
 }
 
-// What 32768 added to each activation has added to the sums of the high bytes.
+// What 128 added to each activation has added to the sums, or 32768 to those of the high bytes.
 inline __m512i taken_out(const int32_t* sums, int64_t count) {
   const __m128i four = _mm_maskz_loadu_epi32(static_cast<__mmask8>((1 << count) - 1), sums);
   return _mm512_broadcast_i32x4(_mm_slli_epi32(four, 7));
+}
+
+// The products of bytes, whose activations are rounded to 8 bits; sums take the 128 of each out again.
+template <typename T>
+void multiply_rounded(const TensorView& x, const TensorView& w, const TensorView& scales, const TensorView& sums,
+                      const T* bias, const TensorView& out) {
+  const int64_t rows = x.size(0), k = w.size(1), n = w.size(0), padded = (k + kBytes - 1) / kBytes * kBytes;
+  std::vector<uint8_t> bytes(rows * padded);
+  std::vector<float> row_scales(rows);
+  parallel_for(0, rows, std::max<int64_t>(1, 32768 / k), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r)
+      row_scales[r] = byte_row(x.as<T>() + r * x.stride(0), k, padded, bytes.data() + r * padded);
+  });
+  const float* scale = scales.as<float>();
+  const int32_t* sum_of = sums.as<int32_t>();
+  T* o = out.as<T>();
+  multiply_dots<ByteProducts>(
+      bytes.data(), padded, rows, w.as<int8_t>(), n, k, false,
+      [&](int64_t row, int count, int64_t column, int64_t columns, const int32_t* dots) {
+        const __m512i whole = _mm512_sub_epi32(_mm512_loadu_si512(dots), taken_out(sum_of + column, columns));
+        const __m512 factors = _mm512_mul_ps(of_each_row(&row_scales[row], count), for_each_row(scale + column, columns));
+        const __m512 added = for_each_row(bias ? bias + column : nullptr, columns);
+        store_sums(o + row * n + column, n, _mm512_fmadd_ps(_mm512_cvtepi32_ps(whole), factors, added), count, columns);
+      });
 }
 
 // w [n, k] int8 with scales [n]; sums [n] of its rows take the 32768 out again.
@@ -402,8 +491,12 @@ void multiply_rows(const TensorView& x, const TensorView& weight, const TensorVi
 
 // With the processor's dot products of bytes all sums are exact, and always ordered.
 void multiply_int8(const TensorView& x, const TensorView& weight, const TensorView& scales, const TensorView& sums,
-                   const TensorView* bias, bool ordered, const TensorView& out) {
+                   const TensorView* bias, bool rounded, bool ordered, const TensorView& out) {
 #if MILLM_INT8_DOT
+  if (rounded) {
+    MILLM_BY_TYPE(x, multiply_rounded<T>(x, weight, scales, sums, bias ? bias->as<T>() : nullptr, out));
+    return;
+  }
   MILLM_BY_TYPE(x, multiply_bytes<T>(x, weight, scales, sums, bias ? bias->as<T>() : nullptr, out));
 #else
   MILLM_BY_TYPE(x, (multiply_wide<T, int8_t>(x, weight, scales.as<float>(), bias ? bias->as<T>() : nullptr, ordered,

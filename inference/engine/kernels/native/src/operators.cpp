@@ -254,8 +254,13 @@ void check_bias(Optional bias, const TensorView& x, int64_t count) {
   STD_TORCH_CHECK(!bias || is_vector_of(*bias, x.type, count), "a bias has the rows' type, one number a column");
 }
 
+// rounded: products with int8 weights round the activations to 8 bits.
+struct Sums {
+  bool rounded, ordered;
+};
+
 // weight: a matrix of floats alone, or int8 with its scales and sums; x: rows of adjacent numbers.
-void multiply(const TensorView& x, const Views& weight, Optional bias, bool ordered, const TensorView& out) {
+void multiply(const TensorView& x, const Views& weight, Optional bias, const Sums& how, const TensorView& out) {
   STD_TORCH_CHECK(weight.size() == 1 || weight.size() == 3, "a weight is one tensor, or three with int8");
   const TensorView& w = weight[0];
   STD_TORCH_CHECK(x.dims == 2 && w.dims == 2 && is_contiguous(w) && x.size(1) == w.size(1) && x.stride(1) == 1,
@@ -263,33 +268,34 @@ void multiply(const TensorView& x, const Views& weight, Optional bias, bool orde
   check_bias(bias, x, w.size(0));
   if (weight.size() == 1) {
     STD_TORCH_CHECK(w.type == x.type && is_float(x.type), "linear_rows: a weight and rows of one type of floats");
-    return multiply_rows(x, w, bias, ordered, out);
+    return multiply_rows(x, w, bias, how.ordered, out);
   }
   const TensorView &scales = weight[1], &sums = weight[2];
   STD_TORCH_CHECK(w.type == ScalarType::Char && is_float(x.type), "linear_int8: dtypes");
   STD_TORCH_CHECK(is_vector_of(scales, ScalarType::Float, w.size(0)) && is_vector_of(sums, ScalarType::Int, w.size(0)),
                   "linear_int8: scales and sums");
-  multiply_int8(x, w, scales, sums, bias, ordered, out);
+  STD_TORCH_CHECK(!how.rounded || features().has_int8, "activations of 8 bits need dot products of bytes");
+  multiply_int8(x, w, scales, sums, bias, how.rounded, how.ordered, out);
 }
 
-Tensor product(const Tensor& x, const Views& weight, const OptionalTensor& bias, bool ordered) {
+Tensor product(const Tensor& x, const Views& weight, const OptionalTensor& bias, const Sums& how) {
   TensorView in = view_of(x);
   STD_TORCH_CHECK(in.dims == 2, "a product: shapes");
   const Tensor rows = in.stride(1) == 1 ? x : torch::stable::contiguous(x);
   in = view_of(rows);
   const Tensor out = empty(in, {in.size(0), weight[0].size(0)});
   const auto added = view_of(bias);
-  multiply(in, weight, pointer(added), ordered, view_of(out));
+  multiply(in, weight, pointer(added), how, view_of(out));
   return out;
 }
 
 Tensor linear_rows_op(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, bool ordered) {
-  return product(x, {view_of(weight)}, bias, ordered);
+  return product(x, {view_of(weight)}, bias, {false, ordered});
 }
 
 Tensor linear_int8_op(const Tensor& x, const Tensor& weight, const Tensor& scales, const Tensor& sums,
-                      const OptionalTensor& bias, bool ordered) {
-  return product(x, {view_of(weight), view_of(scales), view_of(sums)}, bias, ordered);
+                      const OptionalTensor& bias, bool rounded, bool ordered) {
+  return product(x, {view_of(weight), view_of(scales), view_of(sums)}, bias, {rounded, ordered});
 }
 
 // Whether a token's row has an entry whose activation must be given.
@@ -345,16 +351,16 @@ std::tuple<Tensor, Tensor> steer_op(const Tensor& hidden, const Tensor& rows, co
 
 // The end of a step: the product, normed if there is a norm, added to x.
 Tensor added_product(const TensorView& x, const TensorView& mixed, const Views& weight, Optional bias, Optional norm_of,
-                     double eps, double offset, bool ordered) {
+                     double eps, double offset, const Sums& how) {
   const Tensor out = empty(x, {x.size(0), weight.at(0).size(0)});
   const TensorView to = view_of(out);
   STD_TORCH_CHECK(has_sizes_of(to, x), "the last product has another width than x");
   if (norm_of) {
     const Buffer plain(x, {to.size(0), to.size(1)});
-    multiply(mixed, weight, bias, ordered, plain.view);
+    multiply(mixed, weight, bias, how, plain.view);
     norm(plain.view, *norm_of, eps, offset, to);
   } else {
-    multiply(mixed, weight, bias, ordered, to);
+    multiply(mixed, weight, bias, how, to);
   }
   add_rows(x, to);
   return out;
@@ -368,7 +374,7 @@ Tensor attention_step_op(const Tensor& hidden, const Tensor& in_norm, const Opti
                          const std::vector<Tensor>& out_weight, const OptionalTensor& out_bias, const Tensor& cos,
                          const Tensor& sin, const Tensor& keys, const Tensor& values, const Tensor& slot_mapping,
                          const Tensor& block_table, const Tensor& lengths, double scale, int64_t window,
-                         double softcap, bool ordered) {
+                         double softcap, bool rounded, bool ordered) {
   const TensorView x = view_of(hidden), k = view_of(keys), v = view_of(values);
   const TensorView cosines = view_of(cos), sines = view_of(sin);
   const auto of_query = view_of(query_norm), of_key = view_of(key_norm), of_out = view_of(out_norm);
@@ -381,7 +387,7 @@ Tensor attention_step_op(const Tensor& hidden, const Tensor& in_norm, const Opti
 
   const Buffer normed(x, {n, x.size(1)}), joined(x, {n, of_queries + 2 * of_keys});
   norm(x, view_of(in_norm), eps, offset, normed.view);
-  multiply(normed.view, in_weight, pointer(in_bias), ordered, joined.view);
+  multiply(normed.view, in_weight, pointer(in_bias), {rounded, ordered}, joined.view);
   const auto heads = [&](int64_t from, int64_t width) {
     TensorView view = shaped(joined.view.as<char>() + from * x.element_size, x, {n, width / d, d});
     view.strides[0] = joined.view.stride(0);
@@ -394,14 +400,14 @@ Tensor attention_step_op(const Tensor& hidden, const Tensor& in_norm, const Opti
   attend(query.view, k, v, view_of(block_table), view_of(lengths), scale, window, softcap, nullptr, ordered,
          mixed.view);
   return added_product(x, shaped(mixed.view.data, x, {n, of_queries}), views_of(out_weight), pointer(last_bias),
-                       pointer(of_out), eps, offset, ordered);
+                       pointer(of_out), eps, offset, {rounded, ordered});
 }
 
 // x + down(activation(gate(norm(x))) * up(norm(x))).
 Tensor mlp_step_op(const Tensor& hidden, const Tensor& in_norm, const OptionalTensor& out_norm, double eps,
                    double offset, const std::vector<Tensor>& gate_up, const OptionalTensor& gate_up_bias,
                    const std::vector<Tensor>& down, const OptionalTensor& down_bias, const std::string& activation,
-                   bool ordered) {
+                   bool rounded, bool ordered) {
   const TensorView x = view_of(hidden);
   const auto of_out = view_of(out_norm), in_bias = view_of(gate_up_bias), last_bias = view_of(down_bias);
   const Views in_weight = views_of(gate_up);
@@ -409,14 +415,15 @@ Tensor mlp_step_op(const Tensor& hidden, const Tensor& in_norm, const OptionalTe
   const int64_t n = x.size(0), width = in_weight.at(0).size(0) / 2;
   const Buffer normed(x, {n, x.size(1)}), joined(x, {n, 2 * width}), mixed(x, {n, width});
   norm(x, view_of(in_norm), eps, offset, normed.view);
-  multiply(normed.view, in_weight, pointer(in_bias), ordered, joined.view);
+  multiply(normed.view, in_weight, pointer(in_bias), {rounded, ordered}, joined.view);
   const auto half = [&](int64_t from) {
     TensorView view = shaped(joined.view.as<char>() + from * x.element_size, x, {n, width});
     view.strides[0] = joined.view.stride(0);
     return view;
   };
   gate(half(0), half(width), activation, mixed.view);
-  return added_product(x, mixed.view, views_of(down), pointer(last_bias), pointer(of_out), eps, offset, ordered);
+  return added_product(x, mixed.view, views_of(down), pointer(last_bias), pointer(of_out), eps, offset,
+                       {rounded, ordered});
 }
 
 std::tuple<int64_t, bool, bool, bool> features_op() {
@@ -438,12 +445,13 @@ STABLE_TORCH_LIBRARY(millm_native, m) {
   m.def("attention_step(Tensor x, Tensor in_norm, Tensor? query_norm, Tensor? key_norm, Tensor? out_norm, float eps, "
         "float offset, Tensor[] qkv, Tensor? qkv_bias, Tensor[] out_weight, Tensor? out_bias, Tensor cos, Tensor sin, "
         "Tensor(a!) keys, Tensor(b!) values, Tensor slot_mapping, Tensor block_table, Tensor lengths, float scale, "
-        "int window, float softcap, bool ordered=False) -> Tensor");
+        "int window, float softcap, bool rounded=False, bool ordered=False) -> Tensor");
   m.def("mlp_step(Tensor x, Tensor in_norm, Tensor? out_norm, float eps, float offset, Tensor[] gate_up, "
-        "Tensor? gate_up_bias, Tensor[] down, Tensor? down_bias, str activation, bool ordered=False) -> Tensor");
+        "Tensor? gate_up_bias, Tensor[] down, Tensor? down_bias, str activation, bool rounded=False, "
+        "bool ordered=False) -> Tensor");
   m.def("linear_rows(Tensor x, Tensor weight, Tensor? bias, bool ordered=False) -> Tensor");
-  m.def("linear_int8(Tensor x, Tensor weight, Tensor scales, Tensor sums, Tensor? bias, bool ordered=False) -> "
-        "Tensor");
+  m.def("linear_int8(Tensor x, Tensor weight, Tensor scales, Tensor sums, Tensor? bias, bool rounded=False, "
+        "bool ordered=False) -> Tensor");
   m.def("steer(Tensor hidden, Tensor rows, Tensor flags, Tensor vectors, Tensor norm_limits, Tensor counts, "
         "Tensor slots, Tensor read, Tensor write, Tensor numbers, Tensor codes, Tensor? given) -> (Tensor, Tensor)");
   m.def("features() -> (int, bool, bool, bool)");
