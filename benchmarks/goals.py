@@ -95,6 +95,8 @@ GOALS = (
     Goal("W2, bf16, AVX2", "tok/s over the best peer", 1.3, lambda r: _tok_s(r, "W2", AVX2)),
     Goal("W1, int8, AVX512_BF16", "tok/s over the best int8 peer", 1, lambda r: _tok_s(r, "W1", f"int8-{BFLOAT16}")),
     Goal("W2, int8, AVX512_BF16", "tok/s over the best int8 peer", 1, lambda r: _tok_s(r, "W2", f"int8-{BFLOAT16}")),
+    Goal("W1, w8a8, AVX512_BF16", "tok/s over the best int8 peer", 1, lambda r: _tok_s(r, "W1", f"w8a8-{BFLOAT16}")),
+    Goal("W2, w8a8, AVX512_BF16", "tok/s over the best int8 peer", 1, lambda r: _tok_s(r, "W2", f"w8a8-{BFLOAT16}")),
     Goal("W1, int8, AVX2", "tok/s over the best int8 peer", 1, lambda r: _tok_s(r, "W1", f"int8-{AVX2}")),
     Goal("W2, int8, AVX2", "tok/s over the best int8 peer", 1, lambda r: _tok_s(r, "W2", f"int8-{AVX2}")),
     Goal("server overhead", "W1 over HTTP / engine", 0.95, lambda r: _http(r, "W1"), percent=True),

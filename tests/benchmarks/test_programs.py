@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import check, curve, decoding, engine, gpu, invariance, limits, speculation, steering
+from benchmarks import check, curve, decoding, engine, gpu, invariance, limits, quality, speculation, steering
 from benchmarks.engine import ENGINE, Answer, load_shape, running
 from benchmarks.figures import Figures, Trace
 from benchmarks.gpu_checks import Check, Steps, busy, difference
@@ -20,8 +20,10 @@ from benchmarks.record import Record, read_records
 from benchmarks.subject import echo, works
 from benchmarks.workloads import MAKERS, Scale, Workload
 from inference.engine.config import EngineConfig
+from inference.engine.kernels import native
 from inference.engine.models.loader import LoadedModel
 from tests.benchmarks.conftest import SHAPE
+from tests.builders import build_model
 from tests.live import PROJECT_DIR, clean_environment
 
 FIGURES = set(Figures.__dataclass_fields__)
@@ -111,6 +113,17 @@ def test_decoding(options: Options):
     record = decoding.record(options, read_bytes=2**22, read_s=0.05)
     assert read_records(record.save(options.results).parent) == [record]
     assert 0 < record.values["lowest_share"] <= record.values["share"] <= record.values["highest_share"]
+
+
+def test_quality(tmp_path):
+    folder = build_model(tmp_path)
+    record = quality.record(folder, num_texts=3, dtype="float32")
+    assert read_records(record.save(tmp_path / "results").parent) == [record]
+    losses = {name for name in record.values if name.startswith("int8_")}
+    assert losses == {"int8_perplexity_change", "int8_logprob_change", "int8_other_first_token"}
+    assert 0 < record.values["int8_logprob_change"] < 0.5
+    if native.active().has_int8:
+        assert record.values["int8_logprob_change"] < record.values["w8a8_logprob_change"]
 
 
 def test_the_share_of_the_limit_is_one_of_native_weights(options: Options):
