@@ -61,7 +61,10 @@ def options_parser(description: str | None, *, shape: str = "small", rounds: int
     parser.add_argument("--folder", type=Path, default=DEFAULT_FOLDER, help="folder of the random models")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the figures")
     parser.add_argument(
-        "--quantization", choices=("", "int8", "w8a8"), default="", help="quantization of our weights, not of the peers'"
+        "--quantization",
+        choices=("", "int8", "w8a8"),
+        default="",
+        help="quantization of our weights, not of the peers'",
     )
     return parser
 

@@ -381,15 +381,18 @@ class SingleWorker {
     }
     std::fill(mixed_.begin(), mixed_.end(), 0.f);
     const int64_t from = window_ > 0 ? std::max<int64_t>(0, length - window_) : 0;
+    find_rows(blocks, head, from / kOrderedBlock * kOrderedBlock, from % kOrderedBlock, length, now_);
     for (int64_t at = from / kOrderedBlock * kOrderedBlock; at < length; at += kOrderedBlock) {
       const int64_t skipped = std::max<int64_t>(0, from - at), count = std::min(kOrderedBlock, length - at);
-      find_rows(blocks, head, at, skipped, count);
+      find_rows(blocks, head, at + kOrderedBlock, 0, length, ahead_);
       for (int64_t g = 0; g < shape_.group; g += 2) {
         if (shape_.group - g >= 2)
           attend<2>(g, skipped, count);
         else
           attend<1>(g, skipped, count);
+        ahead_.count = 0;  // the other heads need not fetch it again
       }
+      std::swap(now_, ahead_);
     }
     for (int64_t g = 0; g < shape_.group; ++g) {
       const Vec share(1.f / total_[g]);
@@ -399,11 +402,18 @@ class SingleWorker {
   }
 
  private:
-  void find_rows(const int32_t* blocks, int64_t head, int64_t at, int64_t skipped, int64_t count) {
-    for (int64_t t = skipped; t < count; ++t) {
+  struct Rows {
+    int64_t count = 0;  // that can be fetched ahead
+    const T *keys[kOrderedBlock], *values[kOrderedBlock];
+  };
+
+  // Those of the block that starts at token `at`.
+  void find_rows(const int32_t* blocks, int64_t head, int64_t at, int64_t skipped, int64_t length, Rows& rows) const {
+    rows.count = std::clamp<int64_t>(length - at, 0, kOrderedBlock);
+    for (int64_t t = skipped; t < rows.count; ++t) {
       const int64_t token = at + t, block = blocks[token / shape_.block_size], offset = token % shape_.block_size;
-      key_rows_[t] = keys_ + block * key_pool_.block_stride + offset * key_pool_.token_stride + head * key_pool_.head_stride;
-      value_rows_[t] =
+      rows.keys[t] = keys_ + block * key_pool_.block_stride + offset * key_pool_.token_stride + head * key_pool_.head_stride;
+      rows.values[t] =
           values_ + block * value_pool_.block_stride + offset * value_pool_.token_stride + head * value_pool_.head_stride;
     }
   }
@@ -429,7 +439,9 @@ class SingleWorker {
     const int64_t d = shape_.head_dim, whole = d / kLanes * kLanes;
     for (int64_t t = skipped; t < count; t += 4) {
       const T* rows[4];
-      for (int j = 0; j < 4; ++j) rows[j] = key_rows_[std::min(t + j, count - 1)];
+      for (int j = 0; j < 4; ++j) rows[j] = now_.keys[std::min(t + j, count - 1)];
+      for (int j = 0; j < 4; ++j)
+        if (t + j < ahead_.count) fetch_row(ahead_.keys[t + j], d);
       Vec acc[GROUP][4];
       for (auto& head : acc)
         for (Vec& a : head) a = Vec(0.f);
@@ -491,14 +503,20 @@ class SingleWorker {
     Vec sums[GROUP][NV];
     for (int g = 0; g < GROUP; ++g)
       for (int v = 0; v < NV; ++v) sums[g][v] = Vec::loadu(mixed + g * shape_.padded + from + v * kLanes);
-    for (int64_t t = skipped; t < count; ++t)
+    for (int64_t t = skipped; t < count; ++t) {
+      if (t < ahead_.count) fetch_row(ahead_.values[t] + from, NV * kLanes);
       for (int v = 0; v < NV; ++v) {
-        const Vec value = load(value_rows_[t] + from + v * kLanes, shape_.head_dim - from - v * kLanes);
+        const Vec value = load(now_.values[t] + from + v * kLanes, shape_.head_dim - from - v * kLanes);
         for (int g = 0; g < GROUP; ++g)
           sums[g][v] = at::vec::fmadd(Vec(weights[g * kOrderedBlock + t]), value, sums[g][v]);
       }
+    }
     for (int g = 0; g < GROUP; ++g)
       for (int v = 0; v < NV; ++v) sums[g][v].store(mixed + g * shape_.padded + from + v * kLanes);
+  }
+
+  static void fetch_row(const T* row, int64_t count) {
+    for (int64_t i = 0; i < count; i += 64 / static_cast<int64_t>(sizeof(T))) fetch_ahead(row + i);
   }
 
   const Shape& shape_;
@@ -509,7 +527,7 @@ class SingleWorker {
   std::vector<float> query_, mixed_;  // [query heads of the key-value head, padded]
   std::vector<float> scores_;         // [query heads, keys]
   std::vector<float> maximum_, total_;
-  const T *key_rows_[kOrderedBlock], *value_rows_[kOrderedBlock];
+  Rows now_, ahead_;
 };
 
 // `length(i)` and `blocks(i)` of token i: how many tokens it sees, and where they are.
