@@ -138,6 +138,12 @@ def described(**options: Any) -> Callable[[F], F]:
     return decorate
 
 
+def described_field(schema: Any) -> Callable[[F], F]:
+    """Describe the values of a method field. A typed :func:`drf_spectacular.utils.extend_schema_field`."""
+    decorate: Callable[[F], F] = extend_schema_field(schema)
+    return decorate
+
+
 def number_in_query(name: str) -> Any:
     """Describe a query parameter that is the number of a version."""
     return OpenApiParameter(name, {"type": "integer", "minimum": 1})

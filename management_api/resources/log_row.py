@@ -1,4 +1,4 @@
-"""The request log. Only users with the permission get texts of requests."""
+"""The request log, and scores of its requests. Only users with the permission get texts of requests."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.db.models import Q, QuerySet
 from rest_framework import serializers
+from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from management_api.serializers import Choice, ReadSerializer, described
+from management_api.serializers import Choice, Number, ReadSerializer, StrictInput, Text, described, described_field
 from management_api.viewset import Filters, Resource
+from openai_api.http.errors import forbidden
 from openai_api.models import LogAccess, RequestLog
 from openai_api.request_log.access import may_see_text, record_access
+from openai_api.request_log.scores import ADD as MAY_SCORE
+from openai_api.request_log.scores import VIEW as SEE_SCORES
+from openai_api.request_log.scores import delete_score, exported_scores, save_score
 
 VIEW = "openai_api.view_requestlog"
 SEE_TEXT = "openai_api.view_prompt_text"
@@ -32,10 +37,41 @@ class LogOut(ReadSerializer):
         )
 
 
-class LogText(LogOut):
-    # Parameters contain texts too, such as tools and stop strings.
+class ScoreOut(serializers.Serializer[Any]):
+    user = serializers.CharField()
+    value = serializers.FloatField(help_text="0 is bad, 1 is good.")
+    note = serializers.CharField(required=False, help_text="Only for users who may view request texts.")
+
+
+class LogDetail(LogOut):
+    scores = serializers.SerializerMethodField(help_text="Empty for users who may not see scores.")
+
     class Meta(LogOut.Meta):
-        fields: tuple[str, ...] = (*LogOut.Meta.fields, "error_message", "parameters", *TEXTS)
+        fields: tuple[str, ...] = (*LogOut.Meta.fields, "scores")
+
+    @described_field(ScoreOut(many=True))
+    def get_scores(self, row: RequestLog) -> list[dict[str, Any]]:
+        user: User = self.context["request"].user
+        if not user.has_perm(SEE_SCORES):
+            return []
+        return exported_scores([row.pk], with_notes=may_see_text(user)).get(row.pk, [])
+
+
+class LogText(LogDetail):
+    # Parameters contain texts too, such as tools and stop strings.
+    class Meta(LogDetail.Meta):
+        fields: tuple[str, ...] = (*LogDetail.Meta.fields, "error_message", "parameters", *TEXTS)
+
+
+class ScoreInput(StrictInput):
+    value = Number(min_value=0, max_value=1, help_text="0 is bad, 1 is good.")
+    note = Text(
+        max_length=1_000,
+        required=False,
+        default="",
+        allow_blank=True,
+        help_text="Needs permission to view request texts.",
+    )
 
 
 class LogFilters(Filters):
@@ -58,7 +94,7 @@ class Logs(Resource):
     filters = LogFilters
     ordering = ("-created_at", "-id")
     lookup_value_regex = "[^/]+"
-    permissions = {"list": VIEW, "retrieve": VIEW}
+    permissions = {"list": VIEW, "retrieve": VIEW, "score": MAY_SCORE, "delete_score": MAY_SCORE}
 
     def rows(self, user: User) -> QuerySet[RequestLog]:
         rows = RequestLog.objects.all()
@@ -82,7 +118,34 @@ class Logs(Resource):
         """Return a request. Texts and parameters are only included for users who may view request texts."""
         row = self.get_object()
         if not may_see_text(self.user):
-            return Response(LogOut(row).data)
+            return self._detail(row, LogDetail)
         if row.prompt or row.completion:
             record_access(act=LogAccess.Act.READ, user=self.user, request_id=row.pk)
-        return Response(LogText(row).data)
+        return self._detail(row, LogText)
+
+    @described(request=ScoreInput, responses=LogDetail)
+    @action(detail=True, methods=["put"])
+    def score(self, request: Request, pk: str) -> Response:
+        """Score a request. Replaces the earlier score of the same account."""
+        row, given = self._scored(), self.read(ScoreInput)
+        if given["note"] and not may_see_text(self.user):
+            raise forbidden("A note requires permission to view request texts.", code="permission_denied", param="note")
+        save_score(row=row, value=given["value"], note=given["note"], user=self.user)
+        return self._detail(row, LogDetail)
+
+    @described(responses={204: None})
+    @score.mapping.delete
+    def delete_score(self, request: Request, pk: str) -> Response:
+        """Delete the account's score of a request, if there is one."""
+        delete_score(row=self._scored(), user=self.user)
+        return Response(status=204)
+
+    def _scored(self) -> RequestLog:
+        """Return the request, to a user who may see it and its scores."""
+        if not (self.user.has_perm(VIEW) and self.user.has_perm(SEE_SCORES)):
+            raise forbidden("You need permission to view the request log and its scores.", code="permission_denied")
+        row: RequestLog = self.get_object()
+        return row
+
+    def _detail(self, row: RequestLog, kind: type[LogDetail]) -> Response:
+        return Response(kind(row, context=self.get_serializer_context()).data)

@@ -489,6 +489,35 @@ class TestLogs:
         if not auditor_api.user.has_perm("openai_api.view_prompt_text"):
             assert "secret" not in auditor_api.get("logs/req_001").content.decode()
 
+    @pytest.mark.usefixtures("rows")
+    def test_a_program_scores_with_the_key_of_an_account(self, auditor_api: Api, researcher_api: Api):
+        answer = auditor_api("PUT", "logs/req_001/score", {"value": 0.25})
+        assert answer.status_code == 200
+        assert answer.json()["scores"] == [{"user": "aldo", "value": 0.25, "note": ""}]
+        boss = api_of(make_user("boss", is_superuser=True))
+        boss("PUT", "logs/req_001/score", {"value": 1, "note": "Quotes the secret."})
+        auditor_api("PUT", "logs/req_001/score", {"value": 0.5})
+        scores = boss.get("logs/req_001").json()["scores"]
+        assert [(score["user"], score["value"]) for score in scores] == [("aldo", 0.5), ("boss", 1)]
+        assert scores[1]["note"] == "Quotes the secret."
+        scorer = make_user("sam")
+        may = ("view_requestlog", "view_requestscore", "add_requestscore")
+        scorer.user_permissions.add(*Permission.objects.filter(codename__in=may))
+        assert "secret" not in api_of(scorer).get("logs/req_001").content.decode()
+        refused = api_of(scorer)("PUT", "logs/req_001/score", {"value": 0.5, "note": "Bad."})
+        assert refusal(refused) == (403, "permission_denied", "note")
+        assert auditor_api("DELETE", "logs/req_001/score").status_code == 204
+        assert [score["user"] for score in boss.get("logs/req_001").json()["scores"]] == ["boss"]
+        assert researcher_api("PUT", "logs/req_001/score", {"value": 1}).status_code in {403, 404}
+
+    @pytest.mark.usefixtures("rows")
+    @pytest.mark.parametrize("value", [-0.1, 1.1, "1", None, True, [1]])
+    def test_a_score_is_a_number_from_0_to_1(self, auditor_api: Api, value: object):
+        assert refusal(auditor_api("PUT", "logs/req_001/score", {"value": value}))[0] == 400
+        assert refusal(auditor_api("PUT", "logs/req_001/score", {}))[0] == 400
+        assert refusal(auditor_api("PUT", "logs/req_none/score", {"value": 1}))[0] == 404
+        assert auditor_api.get("logs/req_001").json()["scores"] == []
+
 
 class TestJobs:
     def test_cancelled_and_retried(self, researcher_api: Api):

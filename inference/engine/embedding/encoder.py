@@ -36,7 +36,8 @@ class LoadedEncoder(LoadedModel):
 def check_weights(spec: ModelSpec) -> None:
     if spec.weights != "native":
         raise LoadError(
-            f"{spec.name} is a model for {spec.kind}, but quantization is only supported for generation models."
+            f"{spec.name} is a model for {spec.kind}. Quantization ({spec.weights}) is only supported for models that "
+            "generate text."
         )
 
 

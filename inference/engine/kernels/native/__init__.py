@@ -111,7 +111,8 @@ def decode_attention(
     ``query`` ``[n, heads, head_dim]``; ``keys``, ``values`` ``[blocks, block_size, kv_heads, head_dim]`` with stride 1
     in the last dimension; ``block_table`` int32 ``[n, max_blocks]`` and ``lengths`` int32 ``[n]`` on the CPU. A
     ``window`` of 0 means all tokens, otherwise the last ``window`` ones; ``softcap`` 0 means none. ``sinks`` float32
-    ``[heads]`` are scores that take part in the softmax without a value. Sums are float32.
+    ``[heads]`` are scores that take part in the softmax without a value. Sums are float32; with bfloat16 dot products,
+    attention weights are rounded to bfloat16 before they are multiplied by the values, except with ``ordered``.
     With ``ordered``, the order of a query's sums depends only on its position, so the result has the same bits whatever
     the other sequences, the blocks and the number of threads are, and in :func:`prompt_attention`.
     Returns ``[n, heads, head_dim]`` in the query's dtype. Fastest if the tokens of a head in a block are adjacent:
@@ -148,8 +149,7 @@ def prompt_attention(
 
     ``query`` ``[tokens, heads, head_dim]`` holds the chunks one after the other; chunk ``i`` has ``counts[i]`` tokens,
     the first at position ``starts[i]`` of its sequence (both int32 ``[n]`` on the CPU). The other arguments and the
-    result are as in :func:`decode_attention`. With bfloat16 dot products, attention weights are rounded to bfloat16
-    before they are multiplied by the values, as in flash attention, except with ``ordered``.
+    result are as in :func:`decode_attention`.
     """
     if _active.is_native and _attends_prompts(query, keys, values, ordered=ordered):
         out: Tensor = torch.ops.millm_native.prompt_attention(
