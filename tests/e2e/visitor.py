@@ -134,6 +134,7 @@ class Visitor:
             self.page.wait_for_timeout(250)
         expect(row).to_have_count(1)
         row.click()
+        self.page.wait_for_url("**/change/**")
 
     def replay(self, profile: str = "") -> None:
         """Ends on the job's page, when it has ended."""
