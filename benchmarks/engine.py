@@ -26,7 +26,9 @@ from inference.engine.messages import (
     FailedEvent,
     FinishedEvent,
     GenerationRequest,
+    PromptLogprobsEvent,
     SamplingParams,
+    TokenLogprob,
     TokensEvent,
 )
 from inference.engine.models.facts import ModelSpec, Weights
@@ -40,10 +42,11 @@ ENGINE = "miLLM engine"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The tokens of a request, and their log-probabilities if those were requested."""
+    """The tokens of a request, and their log-probabilities and those of the prompt if they were requested."""
 
     token_ids: list[int]
     logprobs: list[float]
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # without the first token, which has none
 
 
 @dataclass(eq=False)
@@ -69,6 +72,8 @@ class _Stream:
                 self.answer.logprobs.extend(token.logprob for token in event.logprobs)
                 if self.target_tokens and self.tokens >= self.target_tokens:
                     self.on_token.set()
+            case PromptLogprobsEvent():
+                self.answer.prompt_logprobs.extend(token for token in event.logprobs if token is not None)
             case FinishedEvent():
                 self.ended.set()
             case FailedEvent():

@@ -8,42 +8,25 @@ from __future__ import annotations
 
 import argparse
 import math
-import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
+from benchmarks.engine import running
 from benchmarks.record import RESULTS, Record
 from benchmarks.subject import echo
+from benchmarks.workloads import Job, Workload
 from inference.engine.config import EngineConfig
 from inference.engine.kernels import native
-from inference.engine.loop import EngineLoop
-from inference.engine.messages import (
-    Event,
-    FailedEvent,
-    FinishedEvent,
-    GenerationRequest,
-    PromptLogprobsEvent,
-    SamplingParams,
-    TokenLogprob,
-)
+from inference.engine.messages import SamplingParams, TokenLogprob
 from inference.engine.models.facts import ModelSpec, Weights
 from inference.engine.models.loader import load_model
 
 DOCS = Path(__file__).parent.parent / "docs"
 TEXT_TOKENS = 512
 QUANTIZATIONS: tuple[Weights, ...] = ("int8", "w8a8")  # the last one needs dot products of bytes
-TIMEOUT_S = 600.0
 
 Scored = list[TokenLogprob]  # of all texts' tokens, one after the other
-
-
-@dataclass(eq=False)
-class _Sink:
-    ended: threading.Event = field(default_factory=threading.Event)
-    tokens: list[TokenLogprob] = field(default_factory=list)
-    failure: str = ""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -85,40 +68,15 @@ def _perplexity(scored: Scored) -> float:
 
 def _scored(model: Path, num_texts: int, dtype: str, weights: Weights) -> Scored:
     loaded = load_model(ModelSpec(model.name, model, dtype=dtype, device="cpu", weights=weights))
-    text = "\n\n".join(path.read_text() for path in sorted(DOCS.glob("*.md")))
-    ids = loaded.tokenizer(text, verbose=False)["input_ids"]
+    documentation = "\n\n".join(path.read_text() for path in sorted(DOCS.glob("*.md")))
+    ids = loaded.tokenizer(documentation, verbose=False)["input_ids"]
     length = min(TEXT_TOKENS, loaded.max_model_len - 1)
     texts = [tuple(ids[start : start + length]) for start in range(0, len(ids), length)][:num_texts]
-    loop = EngineLoop(EngineConfig(max_waiting_requests=num_texts), _publish)
-    loop.start()
-    try:
-        loop.attach(loaded).result(TIMEOUT_S)
-        sinks = [_Sink() for _ in texts]
-        sampling = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1)
-        for number, (ids_of_text, sink) in enumerate(zip(texts, sinks, strict=True)):
-            loop.submit([GenerationRequest(f"quality-{number}", loaded.name, ids_of_text, sampling)], sink)
-        return [token for sink in sinks for token in _tokens(sink)]
-    finally:
-        loop.stop(0.0)
-
-
-def _tokens(sink: _Sink) -> Scored:
-    if not sink.ended.wait(TIMEOUT_S) or sink.failure:
-        raise RuntimeError(f"A text was not scored: {sink.failure or 'no answer'}")
-    return sink.tokens
-
-
-def _publish(deliveries: list[tuple[object, Event]]) -> None:
-    for sink, event in deliveries:
-        assert isinstance(sink, _Sink)
-        match event:
-            case PromptLogprobsEvent():
-                sink.tokens = [token for token in event.logprobs if token is not None]
-            case FinishedEvent():
-                sink.ended.set()
-            case FailedEvent():
-                sink.failure = f"{event.code}: {event.message}"
-                sink.ended.set()
+    workload = Workload("quality", "the documentation", tuple(Job(text, 1) for text in texts))
+    sampling = SamplingParams(temperature=0.0, ignore_eos=True, prompt_logprobs=1)
+    with running(loaded, EngineConfig(max_waiting_requests=num_texts)) as engine:
+        answers = engine.with_sampling(sampling).answers(workload)
+    return [token for answer in answers for token in answer.prompt_logprobs]
 
 
 if __name__ == "__main__":

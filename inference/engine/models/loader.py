@@ -106,7 +106,7 @@ def _check_weights(spec: ModelSpec, dtype: torch.dtype, device: torch.device) ->
     if spec.weights == "w8a8" and (device.type != "cpu" or not native.activate().has_int8):
         raise LoadError(
             f"{spec.name} cannot use quantization w8a8 on this {'processor' if device.type == 'cpu' else 'GPU'}: it "
-            "requires a processor with AVX512_VNNI and the C++ kernels. Use int8, which is as fast here."
+            "requires a processor with AVX512_VNNI and the C++ kernels. Use int8."
         )
 
 

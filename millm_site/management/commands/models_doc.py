@@ -32,7 +32,8 @@ in chunks beside another sequence, with both caches. Models of the last table ar
 Every model, whatever its architecture, is compared with transformers when it is loaded. 32 random tokens run through
 the module as transformers built it (eager attention, the model's dtype). Then they run through miLLM's attention,
 kernels and fused layers: in one piece with a contiguous cache, and in chunks beside a second sequence with a paged
-cache. With int8 weights, the reference uses the dequantized weights. The logits may differ by as much as rounding
+cache. With int8 weights, the reference uses the dequantized weights, and with `w8a8` rounded
+activations, too. The logits may differ by as much as rounding
 explains, which is measured for each model. A model that differs by more is refused with a message that names its
 class and the difference. In float32 every token counts; in 16 bits the median counts, because rounding can change
 which experts a mixture chooses.

@@ -257,9 +257,7 @@ constexpr int64_t kBytes = 64;
 // One row as 16-bit integers around 32768: the high and the low byte of each, and the scale.
 template <typename T>
 inline float split_row(const T* x, int64_t k, int64_t padded, uint8_t* high, uint8_t* low) {
-  Vec top(0.f);
-  for (int64_t i = 0; i < k; i += kLanes) top = at::vec::maximum(top, load(x + i, k - i).abs());
-  const float most = largest(top), factor = most > 0 ? 32767.f / most : 0.f;
+  const float most = largest_magnitude(x, k), factor = most > 0 ? 32767.f / most : 0.f;
   for (int64_t i = 0; i < padded; i += 16) {
     const __m512 values = i < k ? static_cast<__m512>(load(x + i, std::min<int64_t>(16, k - i))) : _mm512_setzero_ps();
     const __m512i whole = _mm512_add_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(values, _mm512_set1_ps(factor))),
@@ -273,9 +271,7 @@ inline float split_row(const T* x, int64_t k, int64_t padded, uint8_t* high, uin
 // One row as 8-bit integers around 128, and the scale.
 template <typename T>
 inline float byte_row(const T* x, int64_t k, int64_t padded, uint8_t* out) {
-  Vec top(0.f);
-  for (int64_t i = 0; i < k; i += kLanes) top = at::vec::maximum(top, load(x + i, k - i).abs());
-  const float most = largest(top), factor = most > 0 ? 127.f / most : 0.f;
+  const float most = largest_magnitude(x, k), factor = most > 0 ? 127.f / most : 0.f;
   for (int64_t i = 0; i < padded; i += 16) {
     const __m512 values = i < k ? static_cast<__m512>(load(x + i, std::min<int64_t>(16, k - i))) : _mm512_setzero_ps();
     const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(values, _mm512_set1_ps(factor)));

@@ -255,12 +255,12 @@ void check_bias(Optional bias, const TensorView& x, int64_t count) {
 }
 
 // rounded: products with int8 weights round the activations to 8 bits.
-struct Sums {
+struct ProductOptions {
   bool rounded, ordered;
 };
 
 // weight: a matrix of floats alone, or int8 with its scales and sums; x: rows of adjacent numbers.
-void multiply(const TensorView& x, const Views& weight, Optional bias, const Sums& how, const TensorView& out) {
+void multiply(const TensorView& x, const Views& weight, Optional bias, const ProductOptions& how, const TensorView& out) {
   STD_TORCH_CHECK(weight.size() == 1 || weight.size() == 3, "a weight is one tensor, or three with int8");
   const TensorView& w = weight[0];
   STD_TORCH_CHECK(x.dims == 2 && w.dims == 2 && is_contiguous(w) && x.size(1) == w.size(1) && x.stride(1) == 1,
@@ -278,7 +278,7 @@ void multiply(const TensorView& x, const Views& weight, Optional bias, const Sum
   multiply_int8(x, w, scales, sums, bias, how.rounded, how.ordered, out);
 }
 
-Tensor product(const Tensor& x, const Views& weight, const OptionalTensor& bias, const Sums& how) {
+Tensor product(const Tensor& x, const Views& weight, const OptionalTensor& bias, const ProductOptions& how) {
   TensorView in = view_of(x);
   STD_TORCH_CHECK(in.dims == 2, "a product: shapes");
   const Tensor rows = in.stride(1) == 1 ? x : torch::stable::contiguous(x);
@@ -351,7 +351,7 @@ std::tuple<Tensor, Tensor> steer_op(const Tensor& hidden, const Tensor& rows, co
 
 // The end of a step: the product, normed if there is a norm, added to x.
 Tensor added_product(const TensorView& x, const TensorView& mixed, const Views& weight, Optional bias, Optional norm_of,
-                     double eps, double offset, const Sums& how) {
+                     double eps, double offset, const ProductOptions& how) {
   const Tensor out = empty(x, {x.size(0), weight.at(0).size(0)});
   const TensorView to = view_of(out);
   STD_TORCH_CHECK(has_sizes_of(to, x), "the last product has another width than x");

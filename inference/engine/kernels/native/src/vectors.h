@@ -166,4 +166,12 @@ inline float largest(const Vec& v) {
   return at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return at::vec::maximum(a, b); }, v);
 }
 
+// The largest absolute value of a row.
+template <typename T>
+inline float largest_magnitude(const T* row, int64_t count) {
+  Vec top(0.f);
+  for (int64_t i = 0; i < count; i += kLanes) top = at::vec::maximum(top, load(row + i, count - i).abs());
+  return largest(top);
+}
+
 }  // namespace millm

@@ -140,9 +140,7 @@ struct WideRow {
 
   WideRow(const T* row, int64_t k) : row(row), k(k) {
     if constexpr (!std::is_same_v<typename How::Number, float>) {
-      Vec top(0.f);
-      for (int64_t i = 0; i < k; i += kLanes) top = at::vec::maximum(top, load(row + i, k - i).abs());
-      const float most = largest(top);
+      const float most = largest_magnitude(row, k);
       factor = most > 0 ? 32767.f / most : 0.f;
       scale = most / 32767.f;
     }
