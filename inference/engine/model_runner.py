@@ -210,7 +210,13 @@ class ModelRunner:
             position_ids=tensors.positions.unsqueeze(0),
             use_cache=False,
             logits_to_keep=logit_places,
-            packed_batch=tensors.batch(segments, self._cache.pool, varlen, batch_invariant=self.loaded.batch_invariant),
+            packed_batch=tensors.batch(
+                segments,
+                self._cache.pool,
+                varlen,
+                batch_invariant=self.loaded.batch_invariant,
+                outputs_only=varlen is None,
+            ),
         )
         return output.logits[0]  # type: ignore[no-any-return]
 

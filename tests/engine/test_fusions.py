@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from inference.engine.kernels import native
+from inference.engine.kernels import native, step_inputs
 from inference.engine.kernels.fused_layers import FusedLayer, FusionReport, fuse
 from inference.engine.kernels.linear_kinds import quantise
 from inference.engine.models.facts import ModelSpec
@@ -150,6 +150,47 @@ def transcripts(loaded, lengths=(3, 20, 41), intervention=None):
     return [t.token_ids for t in found], [p.logprob for t in found for p in t.logprobs]
 
 
+@pytest.fixture
+def all_outputs(monkeypatch):
+    monkeypatch.setattr(step_inputs, "MOST_NEEDED", 0)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_outputs_that_nobody_uses_are_left_out(fused_model, architecture, monkeypatch):
+    loaded = fused_model(architecture)
+    rows = []
+    run_needed = FusedLayer._run_needed
+
+    def count(layer, x, cos, sin, batch):
+        rows.append((layer.layer, len(x), len(batch.outputs)))
+        return run_needed(layer, x, cos, sin, batch)
+
+    monkeypatch.setattr(FusedLayer, "_run_needed", count)
+    prompts = [tuple(range(5, 5 + n)) for n in (3, 20, 41)]
+    last = len(fused_layers(loaded.module)) - 1
+
+    def first_logprobs(**options):
+        harness = EngineHarness(loaded, max_prefill_tokens=32)  # so that a step ends within a prompt
+        found = [harness.add(prompt=prompt, max_tokens=1, logprobs=0, **options) for prompt in prompts]
+        harness.run()
+        return [[p.logprob for p in t.logprobs] for t in found]
+
+    left_out = first_logprobs()
+    assert {layer for layer, _, _ in rows} == {last}
+    assert sum(tokens for _, tokens, _ in rows) == 64
+    assert all(needed <= 3 for _, _, needed in rows)
+    rows.clear()
+    vector = torch.zeros(loaded.hidden_size)
+    vector[0] = 1e-6
+    steered = first_logprobs(intervention=Intervention("last", (VectorEdit(Site(last, "resid_post"), vector),)))
+    first_logprobs(prompt_logprobs=0)
+    assert not rows  # the residual behind the layer is edited, and all logits are needed
+    monkeypatch.setattr(step_inputs, "MOST_NEEDED", 0)
+    np.testing.assert_allclose(left_out, first_logprobs(), atol=0.05)
+    np.testing.assert_allclose(left_out, steered, atol=0.05)
+
+
+@pytest.mark.usefixtures("all_outputs")
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_fused_layer_is_the_layer(fused_model, architecture):
     loaded = fused_model(architecture)
@@ -175,6 +216,7 @@ def test_hooks_inside_a_fused_layer_run(fused_model, part):
     assert transcripts(loaded) == before
 
 
+@pytest.mark.usefixtures("all_outputs")
 @pytest.mark.parametrize("kind", ["mlp_raw", "mlp_out"])
 def test_a_fused_layer_does_not_skip_an_edit_of_its_mlp(fused_model, kind):
     """Gemma 3 has a norm behind the MLP, inside of the fused layer: both sites are steered as in the plain layer."""

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from inference.engine.kernels import native
+from inference.engine.kernels import linear_kinds, native
 from inference.engine.kernels.linear_kinds import (
+    ALL_ROWS,
     FEW_INT8_ROWS,
     FEW_ROWS,
     FEW_WIDENED_ROWS,
@@ -22,7 +23,8 @@ from inference.engine.kernels.linear_kinds import (
 )
 from inference.engine.kernels.linears import GroupMember, bytes_of, prepare_linears
 
-ROWS = [1, 2, 3, 4, 5, 7, 12, 16, FEW_ROWS, FEW_ROWS + 1, FEW_INT8_ROWS, FEW_INT8_ROWS + 1, FEW_WIDENED_ROWS + 2, 130]
+ROWS = [1, 2, 3, 4, 5, 7, 12, 16, 31, 48, 130, FEW_ROWS, FEW_ROWS + 1, FEW_INT8_ROWS, FEW_INT8_ROWS + 1]
+ROWS.append(FEW_WIDENED_ROWS + 2)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}  # relative to the largest result
 
 
@@ -110,6 +112,55 @@ def test_int8_is_its_own_dequantised_weight(dtype, bias, in_features):
         exact = functional.linear(x.double(), fast.dequantised().double(), None if not bias else plain.bias.double())
         close(fast(x), exact, 2e-4 if dtype is torch.float32 else 1e-2)
     assert fast(x[None]).shape == (1, rows, 77)
+
+
+@pytest.mark.parametrize("rows", [5, 15, 16, 47, 130, 256])
+@pytest.mark.parametrize("kind", [RowsLinear, Int8Linear, RoundedInt8Linear])
+def test_many_rows_of_many_numbers(kind, rows):
+    if not native.active().has_products or (kind is RoundedInt8Linear and not native.active().has_int8):
+        pytest.skip(f"no such products of ours here: {native.active()}")
+    torch.manual_seed(3)
+    plain = nn.Linear(4101, 147).bfloat16().requires_grad_(False)
+    x = torch.randn(rows, 4101).bfloat16()
+    fast = kind(plain.weight, plain.bias)
+    weight = plain.weight if kind is RowsLinear else fast.dequantised()
+    exact = functional.linear(x.double(), weight.double(), plain.bias.double())
+    close(fast(x), exact, 3e-2 if kind is RoundedInt8Linear else 1e-2)
+    if kind is not RowsLinear and native.active().has_int8:  # exact sums of integers, so neighbours change nothing
+        assert torch.equal(fast(x)[-7:], fast(x[-7:]))
+
+
+@pytest.mark.parametrize("rows", [48, 55, 56, 63, 130])
+@pytest.mark.parametrize("in_features", [1, 15, 255, 256, 257, 1025])
+def test_int8_products_of_many_rows(in_features, rows):
+    """Panels of rows, full and not, an odd number of them, and blocks of numbers."""
+    torch.manual_seed(4)
+    for out_features in (1, 49, 96):
+        plain = nn.Linear(in_features, out_features).requires_grad_(False)
+        fast = Int8Linear(plain.weight, plain.bias)
+        x = torch.randn(rows, in_features) * torch.logspace(-3, 3, rows).unsqueeze(1)
+        exact = functional.linear(x.double(), fast.dequantised().double(), plain.bias.double())
+        close(fast(x), exact, 2e-4)
+        worst = torch.full_like(x, 1000.0)  # the largest sums of integers
+        exact = functional.linear(worst.double(), fast.dequantised().double(), plain.bias.double())
+        close(fast(worst), exact, 2e-4)
+        fast.weight.fill_(127)
+        fast.sums.fill_(127 * in_features)
+        exact = functional.linear(worst.double(), fast.dequantised().double(), plain.bias.double())
+        close(fast(worst), exact, 2e-4)
+
+
+@pytest.mark.parametrize("has_tiles", [True, False])
+def test_onednn_multiplies_many_rows_where_only_it_can_use_tiles(has_tiles, monkeypatch):
+    kernels = native.ActiveKernels(
+        is_native=True, reason="a test", lanes=16, has_bf16=True, has_int8=True, has_tiles=has_tiles
+    )
+    monkeypatch.setattr(native, "active", lambda: kernels)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    monkeypatch.setattr(linear_kinds, "is_computed", lambda dtype: True)
+    weight = torch.zeros(4, 64, dtype=torch.bfloat16)
+    most = [kind(weight, None).operands().most_rows for kind in (RowsLinear, Int8Linear)]
+    assert most == ([ALL_ROWS] * 2 if has_tiles else [FEW_ROWS, FEW_INT8_ROWS])
 
 
 @pytest.mark.parametrize("in_features", [1, 63, 131, 192, 1024])

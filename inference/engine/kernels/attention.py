@@ -62,6 +62,28 @@ class PackedBatch:
     pool: KVPool
     varlen: VarlenStep | None = None  # on an accelerator: replaces the attention of this class
     batch_invariant: bool = False  # on the CPU: the bits of a token's results depend on its own sequence only
+    outputs: Tensor | None = None  # [needed] int64: the places whose output of the last layer is used; None: all
+
+
+def single_tokens(batch: PackedBatch, places: Tensor) -> PackedBatch:
+    """Return the tokens at ``places`` ``[n]`` of a step as a batch of single tokens, whose keys and values are written
+    already.
+    """
+    starts, counts = torch.tensor([(each.start, each.num_tokens) for each in batch.segments]).unbind(1)
+    ends = counts.cumsum(0)
+    owners = torch.searchsorted(ends, places, right=True)
+    positions = starts[owners] + places - (ends - counts)[owners]
+    nothing = torch.empty(0, dtype=torch.int32)
+    return PackedBatch(
+        segments=tuple(TokenSpan(position, 1) for position in positions.tolist()),
+        num_single=len(places),
+        lengths=(positions + 1).int(),
+        starts=nothing,
+        counts=nothing,
+        places=tuple(GroupPlaces(of.slot_mapping[places], of.block_table[owners]) for of in batch.places),
+        pool=batch.pool,
+        batch_invariant=batch.batch_invariant,
+    )
 
 
 class LayoutProbe:

@@ -9,7 +9,7 @@ operations. Steps with prompts, and layers with a hook inside, run the original 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from inference.engine.cache.pool import KVPool
 from inference.engine.kernels import gpu, native
-from inference.engine.kernels.attention import GroupPlaces, PackedBatch, TokenSpan, params_of
+from inference.engine.kernels.attention import GroupPlaces, PackedBatch, TokenSpan, params_of, single_tokens
 from inference.engine.kernels.fused_modules import (
     PROBE_ROWS,
     TOLERANCES,
@@ -74,7 +74,8 @@ class _Products:
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
     """A fused layer. ``look``: scale, window and softcap of the attention. ``hooks``: those of all modules inside the
-    layer, which the fused kernels would skip.
+    layer, which the fused kernels would skip. ``output_hooks``: those of the layer itself. ``key_value``: the product
+    of keys and values; None if other layers follow.
     """
 
     original: Forward
@@ -86,20 +87,59 @@ class FusedLayer:
     activation: str
     most_rows: int
     hooks: tuple[Mapping[int, Any], ...]
+    output_hooks: Mapping[int, Any]
+    key_value: FastLinear | None
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         batch = kwargs.get("packed_batch")
-        if args or not isinstance(batch, PackedBatch) or not self._serves(batch):
+        if args or not isinstance(batch, PackedBatch) or batch.varlen is not None or any(self.hooks):
             return self.original(hidden_states, *args, **kwargs)
         if not rotates_whole_heads(kwargs.get("position_embeddings"), self.head_dim):
             return self.original(hidden_states, *args, **kwargs)
         cos, sin = kwargs["position_embeddings"]
-        attended = self._attend(hidden_states[0], cos[0], sin[0], batch)
-        return self._mlp(attended, batch_invariant=batch.batch_invariant).unsqueeze(0)
+        if self._serves(batch):
+            return self._run(hidden_states[0], cos[0], sin[0], batch).unsqueeze(0)
+        if self._leaves_out(batch):
+            return self._run_needed(hidden_states[0], cos[0], sin[0], batch).unsqueeze(0)
+        return self.original(hidden_states, *args, **kwargs)
 
     def _serves(self, batch: PackedBatch) -> bool:
-        is_plain = batch.varlen is None and not any(self.hooks)
-        return is_plain and batch.num_single == len(batch.segments) <= self.most_rows
+        return batch.num_single == len(batch.segments) <= self.most_rows
+
+    def _leaves_out(self, batch: PackedBatch) -> bool:
+        if self.key_value is None or batch.outputs is None or self.output_hooks:
+            return False
+        return len(batch.outputs) <= self.most_rows
+
+    def _run(self, x: Tensor, cos: Tensor, sin: Tensor, batch: PackedBatch) -> Tensor:
+        attended = self._attend(x, cos, sin, batch)
+        return self._mlp(attended, batch_invariant=batch.batch_invariant)
+
+    def _run_needed(self, x: Tensor, cos: Tensor, sin: Tensor, batch: PackedBatch) -> Tensor:
+        """Write keys and values of all tokens, and compute the layer for those whose output is needed.
+
+        The output of the others is 0.
+        """
+        assert batch.outputs is not None, "some outputs are not needed"
+        assert self.key_value is not None, "no layer follows"
+        norms = self.norms
+        normed = torch.ops.millm_native.rms_norm.default(x, norms.attention, norms.eps, norms.offset)
+        key, value = self.key_value(normed).view(len(x), 2, -1, self.head_dim).unbind(1)
+        key = torch.ops.millm_native.norm_rotary.default(key, norms.key, norms.eps, norms.offset, cos, sin)
+        slots = batch.places[batch.pool.group_of_layer[self.layer]].slot_mapping
+        native.write_kv(batch.pool.keys[self.layer], batch.pool.values[self.layer], key, value, slots)
+        places = batch.outputs
+        out = torch.zeros_like(x)
+        out[places] = self._run(x[places], cos[places], sin[places], single_tokens(batch, places))
+        return out
+
+    def all_needed(
+        self, x: Tensor, attention_mask: None, position_embeddings: tuple[Tensor, Tensor], packed_batch: PackedBatch
+    ) -> Tensor:
+        """Compute a step of single tokens in the way of a last layer in which some outputs are needed."""
+        cos, sin = position_embeddings
+        batch = replace(packed_batch, outputs=torch.arange(x.shape[1]))
+        return self._run_needed(x[0], cos[0], sin[0], batch).unsqueeze(0)
 
     def _attend(self, x: Tensor, cos: Tensor, sin: Tensor, batch: PackedBatch) -> Tensor:
         norms, qkv, out = self.norms, self.products.qkv, self.products.out
@@ -170,6 +210,8 @@ def layer_forward(layer: nn.Module, dtype: torch.dtype) -> Forward | None:
         activation=mlp.activation,
         most_rows=products.most_rows,
         hooks=hooks_inside(layer),
+        output_hooks=layer._forward_hooks,
+        key_value=_key_value(attention.module),
     )
     return fused if _agrees(fused, attention.module, dtype) else None
 
@@ -197,6 +239,14 @@ def _products(attention: Any, mlp: Any) -> _Products | None:
     return found if len({o.rounded for o in found.all}) == 1 else None
 
 
+def _key_value(attention: Any) -> FastLinear | None:
+    """Return the product of keys and values of the last layer; None for other layers."""
+    joined = _joined(attention.q_proj)
+    if attention.layer_idx + 1 < attention.config.num_hidden_layers or not isinstance(joined, FastLinear):
+        return None
+    return joined.tail(attention.q_proj.out_features)
+
+
 def _joined(member: nn.Module) -> nn.Module:
     return member.joined if isinstance(member, GroupMember) else member
 
@@ -218,9 +268,12 @@ def _agrees(fused: FusedLayer, attention: Any, dtype: torch.dtype) -> bool:
     x = random_input(1, PROBE_ROWS, fused.norms.attention.shape[0], dtype=dtype)
     angles = random_input(1, PROBE_ROWS, attention.head_dim // 2, dtype=torch.float32).repeat(1, 1, 2)
     kv_heads = attention.k_proj.out_features // attention.head_dim
-    seen = []
+    forwards: list[Forward] = (
+        [fused, fused.original] if fused.key_value is None else [fused, fused.original, fused.all_needed]
+    )
+    seen: list[tuple[Any, Tensor, Tensor]] = []
     try:
-        for forward in (fused, fused.original):
+        for forward in forwards:
             batch = _probe_batch(fused.layer, (kv_heads, attention.head_dim), dtype)
             with torch.inference_mode():
                 y = forward(
@@ -230,7 +283,8 @@ def _agrees(fused: FusedLayer, attention: Any, dtype: torch.dtype) -> bool:
                     packed_batch=batch,
                 )
             seen.append((y, batch.pool.keys[fused.layer], batch.pool.values[fused.layer]))
-        return all(isinstance(a, Tensor) and is_close(a, b) for a, b in zip(*seen, strict=True))
+        pairs = (pair for others in seen[1:] for pair in zip(seen[0], others, strict=True))
+        return all(isinstance(a, Tensor) and is_close(a, b) for a, b in pairs)
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError):
         return False  # another signature or other sizes: not a known layer
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +17,11 @@ from inference.engine.kernels import native
 from inference.engine.kernels.pages import in_huge_pages
 from inference.engine.kernels.row_tiles import by_tiles
 
-FEW_ROWS = 192  # up to here our bfloat16 products are faster than F.linear, which repacks the weight at each call
+FEW_ROWS = 192  # up to here our 16-bit products are faster than F.linear, which repacks the weight at each call
 FEW_WIDENED_ROWS = 384  # likewise if weights are widened, compared with a weight widened as a whole
 FEW_INT8_ROWS = 192  # up to here int8 products are faster than converting the weight to bfloat16
 INT8PACK_MULTIPLE = 64  # torch 2.13's bfloat16 kernel reads past the end of rows of other lengths and may crash
-ALL_ROWS = 1 << 30  # also for int8 with 16-bit integers, which is faster than float32 products for any number of rows
+ALL_ROWS = 1 << 30
 FEW_UNWIDENED_ROWS = 4  # up to here, without our kernels, widening a weight costs more than it gains
 WIDENED_AT_ONCE = 2048  # weight rows, so that they fit the processor's cache
 DEQUANTISED_AT_ONCE = 16384  # weight rows converted to floats at a time for many activations
@@ -66,6 +67,13 @@ class FastLinear(nn.Module):
     def operands(self) -> Operands | None:
         """Return the arguments of our products; None if they do not support this kind of weight."""
         return None
+
+    def tail(self, start: int) -> Self:
+        """Return the product of outputs ``start`` and later with the same memory, for kinds that have operands."""
+        part = copy(self)
+        part._buffers = {name: None if buffer is None else buffer[start:] for name, buffer in self._buffers.items()}
+        part.out_features = self.out_features - start
+        return part
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
@@ -125,9 +133,9 @@ def can_pack(dtype: torch.dtype) -> bool:
 class RowsLinear(FastLinear):
     """16-bit weights in their original layout, read by our own kernel: faster than oneDNN's layout up to about 20 rows.
 
-    At a few hundred rows it is about 5 % slower, because oneDNN converts the layout at each call. On a processor that
-    does not compute in the dtype, where oneDNN would be eight times slower than in float32, the weight is widened part
-    by part instead. The weight may be shared (tied embeddings).
+    Beyond ``_most_rows`` oneDNN multiplies, which converts the layout at each call. On a processor that does not
+    compute in the dtype, where oneDNN would be eight times slower than in float32, the weight is widened part by part
+    instead. The weight may be shared (tied embeddings).
     """
 
     weight: Tensor
@@ -136,7 +144,7 @@ class RowsLinear(FastLinear):
         super().__init__(weight, bias)
         self.register_buffer("weight", weight, persistent=False)
         self._is_computed = is_computed(weight.dtype)
-        self._few_rows = FEW_ROWS if self._is_computed else FEW_WIDENED_ROWS
+        self._few_rows = _most_rows(weight.dtype) if self._is_computed else FEW_WIDENED_ROWS
 
     def multiply(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features)
@@ -155,6 +163,19 @@ class RowsLinear(FastLinear):
         if self._is_computed or len(rows) <= FEW_UNWIDENED_ROWS:
             return functional.linear(rows, self.weight, self.bias)
         return widened_product(rows, self.weight, self.bias)
+
+
+def _most_rows(dtype: torch.dtype) -> int:
+    """Return up to how many rows our products with weights of the dtype are faster than oneDNN's.
+
+    Those with dot products of bfloat16 and bytes are faster for any number, unless the processor has tiles (AMX) that
+    only oneDNN uses. So are those of bytes as 16-bit integers, compared with float32.
+    """
+    kernels = native.active()
+    is_fastest = kernels.has_tiles or not torch.cpu._is_amx_tile_supported()
+    if dtype is torch.int8:
+        return ALL_ROWS if kernels.has_int16 or (kernels.has_int8 and is_fastest) else FEW_INT8_ROWS
+    return ALL_ROWS if dtype is torch.bfloat16 and kernels.has_bf16 and is_fastest else FEW_ROWS
 
 
 def is_computed(dtype: torch.dtype) -> bool:
@@ -220,7 +241,7 @@ class Int8Linear(FastLinear):
         self.register_buffer("scales", scales, persistent=False)
         sums = [part.sum(1, dtype=torch.int32) for part in torch.split(rounded, WIDENED_AT_ONCE)]
         self.register_buffer("sums", torch.cat(sums), persistent=False)
-        self._few_rows = ALL_ROWS if native.active().has_int16 else FEW_INT8_ROWS
+        self._few_rows = _most_rows(torch.int8)
 
     def multiply(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features)

@@ -18,6 +18,7 @@ from inference.engine.kernels.attention_calls import AttentionCall
 from inference.engine.kernels.varlen_attention import VarlenAttention, VarlenStep
 
 ALIGNMENT = 16  # bytes
+MOST_NEEDED = 0.5  # share of a step's tokens up to which the last layer leaves out the outputs of the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +204,11 @@ class StepTensors:
         varlen: VarlenStep | None,
         *,
         batch_invariant: bool = False,
+        outputs_only: bool = False,
     ) -> PackedBatch:
+        """Return the batch. ``outputs_only``: nobody uses the last layer's output elsewhere than at logit places."""
         num_single = len(self.single_ends) - 1
+        saves_work = len(self.logit_places) <= MOST_NEEDED * len(self.tokens)
         return PackedBatch(
             segments=segments,
             num_single=num_single,
@@ -215,6 +219,7 @@ class StepTensors:
             pool=pool,
             varlen=varlen,
             batch_invariant=batch_invariant,
+            outputs=self.logit_places if outputs_only and saves_work else None,
         )
 
     def varlen(self, attention: VarlenAttention, segments: Sequence[TokenSpan], max_keys: int = 0) -> VarlenStep:

@@ -22,7 +22,7 @@ class ModelSpec:
     ``weights`` ``int8`` quantises the linears, including the output embeddings. ``w8a8`` also rounds the activations
     that they multiply to 8 bits, except those of the output embeddings. Each ``kind`` has its own loader.
     ``options``: the default parameters of a media model. ``batch_invariant``: the bits of a generation model's results
-    do not depend on other requests.
+    do not depend on other requests. ``replicas``: how many engine processes load it, where there are several; 0: all.
     """
 
     name: str
@@ -36,6 +36,7 @@ class ModelSpec:
     kind: ModelKind = "generation"
     batch_invariant: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
+    replicas: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class ActiveKernels:
 
     ``lanes``: float32 values per vector. ``has_bf16`` and ``has_int8``: the processor has dot products of bfloat16 and
     of bytes (extensions of AVX-512); otherwise weights are widened, bytes to 16 bits with ``has_int16``, all others to
-    float32.
+    float32. ``has_tiles``: products of many rows of bfloat16 and bytes use matrix instructions (AMX).
     """
 
     is_native: bool
@@ -52,6 +52,7 @@ class ActiveKernels:
     has_bf16: bool = False
     has_int8: bool = False
     has_int16: bool = False
+    has_tiles: bool = False
 
     @property
     def has_products(self) -> bool:
@@ -198,11 +199,12 @@ def _load(folder: Path) -> ActiveKernels:
         return ActiveKernels(is_native=False, reason=f"{SWITCH}=torch")
     try:
         torch.ops.load_library(build(folder))  # type: ignore[no-untyped-call]
-        vector_bytes, has_bf16, has_int8, has_int16 = torch.ops.millm_native.features()
+        vector_bytes, has_bf16, has_int8, has_int16, has_tiles = torch.ops.millm_native.features()
     except (BuildError, OSError) as error:
         return ActiveKernels(is_native=False, reason=str(error))
     dots = [name for name, has in (("bf16", has_bf16), ("int8", has_int8)) if has]
     reason = f"{vector_bytes * 8}-bit vectors" + (f", {' and '.join(dots)} dot products" if dots else "")
+    reason += ", tiles" if has_tiles else ""
     return ActiveKernels(
         is_native=True,
         reason=reason,
@@ -210,4 +212,5 @@ def _load(folder: Path) -> ActiveKernels:
         has_bf16=has_bf16,
         has_int8=has_int8,
         has_int16=has_int16,
+        has_tiles=has_tiles,
     )

@@ -6,11 +6,11 @@
 
 namespace millm {
 
-// What the build holds: vector bytes, whether the processor's dot products of bfloat16 and of bytes are in it, and
-// whether bytes are multiplied as 16-bit integers.
+// What the build holds: vector bytes, whether the processor's dot products of bfloat16 and of bytes are in it, whether
+// bytes are multiplied as 16-bit integers, and whether products of many rows use tiles.
 struct Features {
   int64_t vector_bytes;
-  bool has_bf16, has_int8, has_int16;
+  bool has_bf16, has_int8, has_int16, has_tiles;
 };
 Features features();
 

@@ -9,29 +9,15 @@
 #include <vector>
 
 #include "kernels.h"
+#include "panels.h"
 #include "vectors.h"
 #include "wide_linear.h"
 
 namespace millm {
 
 constexpr int kColumns = 4;  // weight rows in flight
-
-// Where the next weights lie: each pass over the present ones fetches its share of them, evenly while it computes.
-struct Ahead {
-  const char* at = nullptr;
-  int lines = 0;  // a step
-
-  template <typename T>
-  static Ahead share(const T* next, int64_t count, int64_t part, int64_t parts, int64_t steps) {
-    if (next == nullptr) return {};
-    const int64_t all = (count * static_cast<int64_t>(sizeof(T)) + 63) / 64, mine = (all + parts - 1) / parts;
-    return {reinterpret_cast<const char*>(next) + part * mine * 64, static_cast<int>((mine + steps - 1) / steps)};
-  }
-
-  void step() {
-    for (int line = 0; line < lines; ++line, at += 64) fetch_ahead(at);
-  }
-};
+// How much slower, in percent, tiles of a few rows are than panels.
+constexpr int64_t kPairGain = 7, kByteGain = 4, kPlanesGain = 12;
 
 #if MILLM_BF16_DOT || MILLM_INT8_DOT
 
@@ -227,6 +213,7 @@ struct PairProducts {
   using Numbers = __m512bh;
   using Sums = __m512;
   using Sum = float;
+  static constexpr bool kIsFloat = true;
   static constexpr int64_t kStep = 32;
   static Sums zero() { return _mm512_setzero_ps(); }
   static Numbers read(const BFloat16* p) { return (__m512bh)_mm512_loadu_si512(p); }
@@ -240,6 +227,17 @@ struct PairProducts {
 void multiply_bf16(const TensorView& x, const TensorView& w, const BFloat16* bias, bool ordered, const TensorView& out) {
   const int64_t n = w.size(0);
   BFloat16* o = out.as<BFloat16>();
+  if (!ordered && prefers_panels(x.size(0), kPairGain))
+    return multiply_panels<PairProducts, 1>(
+        x.size(0), reinterpret_cast<const char*>(w.as<BFloat16>()), n, w.size(1) * 2,
+        [&](int64_t panel, Word* words) {
+          const int64_t row = panel * kPanelRows, stride = x.stride(0);
+          fill_panel(x.as<BFloat16>() + row * stride, stride * 2, x.size(0) - row, w.size(1) * 2, words);
+        },
+        [&](int64_t, int64_t column, const __m512* sums) {
+          return plus(*sums, _mm512_set1_ps(bias ? static_cast<float>(bias[column]) : 0.f));
+        },
+        o);
   multiply_dots<PairProducts>(
       x.as<BFloat16>(), x.stride(0), x.size(0), w.as<BFloat16>(), n, w.size(1), ordered,
       [&](int64_t row, int rows, int64_t column, int64_t columns, const float* sums) {
@@ -287,6 +285,7 @@ struct ByteProducts {
   using Numbers = __m512i;
   using Sums = __v16si;  // as __m512i, GCC would keep them in memory
   using Sum = int32_t;
+  static constexpr bool kIsFloat = false;
   static constexpr int64_t kStep = kBytes;
   static Sums zero() { return (Sums)_mm512_setzero_si512(); }
   static Numbers read(const void* p) { return _mm512_loadu_si512(p); }
@@ -391,6 +390,36 @@ inline __m512i taken_out(const int32_t* sums, int64_t count) {
   return _mm512_broadcast_i32x4(_mm_slli_epi32(four, 7));
 }
 
+// What makes results of sums of bytes: the scales of rows and columns, and the sums of the columns' weights.
+template <typename T>
+struct ByteScales {
+  const float *rows, *columns;
+  const int32_t* sums;
+  const T* bias;
+};
+
+// The product of bytes in PLANES planes [rows, padded], one after the other: the high and the low ones, or one.
+template <int PLANES, typename T>
+void multiply_byte_panels(const uint8_t* planes, int64_t rows, int64_t padded, const TensorView& w,
+                          const ByteScales<T>& scales, T* out) {
+  multiply_panels<ByteProducts, PLANES>(
+      rows, reinterpret_cast<const char*>(w.as<int8_t>()), w.size(0), w.size(1),
+      [&](int64_t panel, Word* words) {
+        const int64_t row = panel / PLANES * kPanelRows;
+        fill_panel(planes + (panel % PLANES * rows + row) * padded, padded, rows - row, w.size(1), words);
+      },
+      [&](int64_t row, int64_t column, const __v16si* sums) {
+        const __m512i taken = _mm512_slli_epi32(_mm512_set1_epi32(scales.sums[column]), 7);
+        __m512 whole = _mm512_cvtepi32_ps(_mm512_sub_epi32((__m512i)sums[0], taken));
+        if constexpr (PLANES == 2)
+          whole = _mm512_fmadd_ps(_mm512_set1_ps(256.f), whole, _mm512_cvtepi32_ps((__m512i)sums[1]));
+        const __m512 of_rows = load(scales.rows + row, rows - row);
+        const __m512 scaled = _mm512_mul_ps(_mm512_mul_ps(whole, of_rows), _mm512_set1_ps(scales.columns[column]));
+        return plus(scaled, _mm512_set1_ps(scales.bias ? static_cast<float>(scales.bias[column]) : 0.f));
+      },
+      out);
+}
+
 // The products of bytes, whose activations are rounded to 8 bits; sums take the 128 of each out again.
 template <typename T>
 void multiply_rounded(const TensorView& x, const TensorView& w, const TensorView& scales, const TensorView& sums,
@@ -405,13 +434,16 @@ void multiply_rounded(const TensorView& x, const TensorView& w, const TensorView
   const float* scale = scales.as<float>();
   const int32_t* sum_of = sums.as<int32_t>();
   T* o = out.as<T>();
+  if (prefers_panels(rows, kByteGain))
+    return multiply_byte_panels<1>(bytes.data(), rows, padded, w, {row_scales.data(), scale, sum_of, bias}, o);
   multiply_dots<ByteProducts>(
       bytes.data(), padded, rows, w.as<int8_t>(), n, k, false,
       [&](int64_t row, int count, int64_t column, int64_t columns, const int32_t* dots) {
         const __m512i whole = _mm512_sub_epi32(_mm512_loadu_si512(dots), taken_out(sum_of + column, columns));
-        const __m512 factors = _mm512_mul_ps(of_each_row(&row_scales[row], count), for_each_row(scale + column, columns));
+        const __m512 of_rows = _mm512_mul_ps(_mm512_cvtepi32_ps(whole), of_each_row(&row_scales[row], count));
+        const __m512 scaled = _mm512_mul_ps(of_rows, for_each_row(scale + column, columns));
         const __m512 added = for_each_row(bias ? bias + column : nullptr, columns);
-        store_sums(o + row * n + column, n, _mm512_fmadd_ps(_mm512_cvtepi32_ps(whole), factors, added), count, columns);
+        store_sums(o + row * n + column, n, plus(scaled, added), count, columns);
       });
 }
 
@@ -432,6 +464,8 @@ void multiply_bytes(const TensorView& x, const TensorView& w, const TensorView& 
   const float* scale = scales.as<float>();
   const int32_t* sum_of = sums.as<int32_t>();
   T* o = out.as<T>();
+  if (prefers_panels(rows, kPlanesGain))
+    return multiply_byte_panels<2>(high, rows, padded, w, {row_scales.data(), scale, sum_of, bias}, o);
   parallel_for(0, (n + kColumns - 1) / kColumns, std::max<int64_t>(1, 65536 / k), [&](int64_t begin, int64_t end) {
     int32_t tops[kSumRows][kColumns] = {}, rests[kSumRows][kColumns] = {};
     const int64_t passes = (rows + 2) / 3;
@@ -468,7 +502,8 @@ void multiply_bytes(const TensorView& x, const TensorView& w, const TensorView& 
 #endif
 
 Features features() {
-  return {kLanes * 4, MILLM_BF16_DOT != 0, MILLM_INT8_DOT != 0, MILLM_INT16_PAIRS != 0 && MILLM_INT8_DOT == 0};
+  constexpr bool kHasBytes = MILLM_INT8_DOT != 0;
+  return {kLanes * 4, MILLM_BF16_DOT != 0, kHasBytes, MILLM_INT16_PAIRS != 0 && !kHasBytes, has_tiles()};
 }
 
 void multiply_rows(const TensorView& x, const TensorView& weight, const TensorView* bias, bool ordered,

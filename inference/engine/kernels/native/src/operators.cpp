@@ -426,9 +426,9 @@ Tensor mlp_step_op(const Tensor& hidden, const Tensor& in_norm, const OptionalTe
                        {rounded, ordered});
 }
 
-std::tuple<int64_t, bool, bool, bool> features_op() {
+std::tuple<int64_t, bool, bool, bool, bool> features_op() {
   const Features has = features();
-  return {has.vector_bytes, has.has_bf16, has.has_int8, has.has_int16};
+  return {has.vector_bytes, has.has_bf16, has.has_int8, has.has_int16, has.has_tiles};
 }
 
 }  // namespace millm
@@ -454,7 +454,7 @@ STABLE_TORCH_LIBRARY(millm_native, m) {
         "bool ordered=False) -> Tensor");
   m.def("steer(Tensor hidden, Tensor rows, Tensor flags, Tensor vectors, Tensor norm_limits, Tensor counts, "
         "Tensor slots, Tensor read, Tensor write, Tensor numbers, Tensor codes, Tensor? given) -> (Tensor, Tensor)");
-  m.def("features() -> (int, bool, bool, bool)");
+  m.def("features() -> (int, bool, bool, bool, bool)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(millm_native, CPU, m) {

@@ -3,7 +3,7 @@
 // A task is one key-value head of one sequence with as many of its query rows (token x query head) as fill the vector
 // lanes of a tile. Scores are computed transposed, keys down and query rows across: the softmax then runs down the
 // columns without ever summing across lanes, and keys are read as they lie. Products of bfloat16 go by
-// pairs where the processor has them; else 16-bit numbers are widened to float32 as they come in.
+// pairs where the processor has them, or by tiles (AMX); else 16-bit numbers are widened to float32 as they come in.
 #pragma once
 
 #include <atomic>
@@ -13,6 +13,8 @@
 
 #include "attention.h"
 #include "decode_attention.h"
+#include "tiles.h"
+#include "transpose.h"
 #include "vectors.h"
 
 namespace millm {
@@ -190,7 +192,9 @@ class PromptWorker {
         scores_(kKeyBlock * kQueryRows), weights_((kKeyBlock / kInner + 1) * kQueryRows),
         packed_((kKeyBlock / kInner + 1) * shape.head_dim),
         widened_(kIsWidened ? kKeyBlock * shape.head_dim : 0), mixed_(kQueryRows * shape.head_dim),
-        nothing_(ORDERED ? shape.head_dim : 0, T(0.f)) {}
+        nothing_(ORDERED ? shape.head_dim : 0, T(0.f)), copied_(kFitsTiles ? kSide * shape.head_dim : 0),
+        in_tiles_(kFitsTiles && shape.head_dim % 32 == 0 && has_tiles()),
+        tiles_(in_tiles_) {}
 
   // query and out point to the step's tokens, [tokens, heads, head_dim].
   void run(const Prompt& prompt, const PromptTask& task, const T* query, int64_t token_stride, int64_t head_stride,
@@ -202,10 +206,10 @@ class PromptWorker {
     for (int64_t at = ORDERED ? from / kKeyBlock * kKeyBlock : from; at <= newest; at += kKeyBlock) {
       const int64_t count = std::min(kKeyBlock, newest + 1 - at);
       find_rows(prompt, task.head, at, count, from);
-      score(count);
+      in_tiles_ ? score_in_tiles(count) : score(count);
       const bool is_cut = at + count - 1 > oldest || (window_ > 0 && at <= newest - window_);
       soften(task, at, count, is_cut);
-      mix(task, count);
+      in_tiles_ ? mix_in_tiles(count) : mix(task, count);
     }
     write(prompt, task, out);
   }
@@ -213,6 +217,9 @@ class PromptWorker {
  private:
   static constexpr int64_t kInner = Units::kWidth;
   static constexpr bool kIsWidened = Units::kIsWidened;
+  static constexpr bool kFitsTiles = MILLM_TILES && kInner == 2;
+  static constexpr int64_t kSide = 16;                  // rows and words of a tile
+  static constexpr int64_t kTileKeys = kSide * kInner;  // keys whose weights fill a row of a tile
 
   void take_queries(const Prompt& prompt, const PromptTask& task, const T* query, int64_t token_stride,
                     int64_t head_stride) {
@@ -340,13 +347,108 @@ class PromptWorker {
       if (token > positions[lane] || (window_ > 0 && token <= positions[lane] - window_)) scores[lane] = kNone;
   }
 
-  void mix(const PromptTask& task, int64_t count) {
+  // The values of `count` keys by units. Returns how many these are.
+  int64_t pack_values(int64_t count) {
     const int64_t d = shape_.head_dim, units = (count + kInner - 1) / kInner;
     for (int64_t u = 0; u < units; ++u) {
       const T *first = value_rows_[u * kInner], *second = u * kInner + 1 < count ? value_rows_[u * kInner + 1] : nullptr;
       for (int64_t i = 0; i < d; i += kLanes)
         Units::pack_values(first + i, second ? second + i : nullptr, packed_.data() + u * d + i);
     }
+    return units;
+  }
+
+  // Scores of 16 keys times 16 queries at a time. Those of keys behind the last one have any value.
+  void score_in_tiles(int64_t count) {
+#if MILLM_TILES
+    if constexpr (kFitsTiles) {
+      const int64_t d = shape_.head_dim;
+      for (int64_t t = 0; t < count; t += kSide) {
+        const T* first = key_rows_[t];
+        int64_t stride = count - t > 1 ? key_rows_[t + 1] - first : d;
+        bool is_even = count - t >= kSide;
+        for (int64_t r = 2; is_even && r < kSide; ++r) is_even = key_rows_[t + r] - first == r * stride;
+        if (!is_even) {
+          for (int64_t r = 0; r < kSide; ++r) std::copy_n(key_rows_[std::min(t + r, count - 1)], d, copied_.data() + r * d);
+          first = copied_.data();
+          stride = d;
+        }
+        before_tiles();
+        for (int v = 0; v < wide_; v += 2)
+          v + 1 < wide_ ? score_tile<2>(first, stride, v, t) : score_tile<1>(first, stride, v, t);
+      }
+    }
+#endif
+  }
+
+  template <int WIDE>
+  void score_tile(const T* keys, int64_t stride, int v, int64_t t) {
+#if MILLM_TILES
+    const Unit* queries = queries_.data() + v * kSide;
+    _tile_zero(0);
+    if constexpr (WIDE > 1) _tile_zero(1);
+    for (int64_t i = 0; i < units_; i += kSide) {
+      _tile_loadd(4, keys + i * kInner, stride * sizeof(T));
+      _tile_loadd(6, queries + i * kQueryRows, kQueryRows * sizeof(Unit));
+      _tile_dpbf16ps(0, 4, 6);
+      if constexpr (WIDE > 1) {
+        _tile_loadd(7, queries + i * kQueryRows + kSide, kQueryRows * sizeof(Unit));
+        _tile_dpbf16ps(1, 4, 7);
+      }
+    }
+    float* scores = scores_.data() + t * kQueryRows + v * kSide;
+    _tile_stored(0, scores, kQueryRows * sizeof(float));
+    if constexpr (WIDE > 1) _tile_stored(1, scores + kSide, kQueryRows * sizeof(float));
+#endif
+  }
+
+  // The weights of 16 queries as tiles with a row for each query; zeros behind the last unit.
+  void turn_weights(int v, int64_t units, Unit (*tiles)[kSide][kSide]) const {
+#if MILLM_TILES
+    for (int64_t start = 0; start < units; start += kSide, ++tiles) {
+      __m512i words[kSide];
+      for (int64_t r = 0; r < kSide; ++r) {
+        const Unit* unit = weights_.data() + (start + r) * kQueryRows + v * kSide;
+        words[r] = start + r < units ? _mm512_loadu_si512(unit) : _mm512_setzero_si512();
+      }
+      transpose(words);
+      for (int64_t r = 0; r < kSide; ++r) _mm512_store_si512((*tiles)[r], words[r]);
+    }
+#endif
+  }
+
+  // Weights of 16 queries, turned into rows, times values of 32 keys and 16 columns at a time.
+  void mix_in_tiles(int64_t count) {
+#if MILLM_TILES
+    if constexpr (kFitsTiles) {
+      const int64_t d = shape_.head_dim, units = pack_values(count), steps = (units + kSide - 1) / kSide;
+      std::fill_n(packed_.data() + units * d, (steps * kSide - units) * d, Unit(0));
+      alignas(64) Unit rows[kKeyBlock / kTileKeys][kSide][kSide];
+      for (int v = 0; v < wide_; ++v) {
+        turn_weights(v, units, rows);
+        before_tiles();
+        float* mixed = mixed_.data() + v * kSide * d;
+        for (int64_t i = 0; i < d; i += 2 * kSide) {
+          _tile_loadd(0, mixed + i, d * sizeof(float));
+          _tile_loadd(1, mixed + i + kSide, d * sizeof(float));
+          for (int64_t s = 0; s < steps; ++s) {
+            const Unit* values = packed_.data() + s * kSide * d + i;
+            _tile_loadd(4, rows[s], sizeof(rows[s][0]));
+            _tile_loadd(6, values, d * sizeof(Unit));
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_loadd(7, values + kSide, d * sizeof(Unit));
+            _tile_dpbf16ps(1, 4, 7);
+          }
+          _tile_stored(0, mixed + i, d * sizeof(float));
+          _tile_stored(1, mixed + i + kSide, d * sizeof(float));
+        }
+      }
+    }
+#endif
+  }
+
+  void mix(const PromptTask& task, int64_t count) {
+    const int64_t d = shape_.head_dim, units = pack_values(count);
     for (int64_t from = 0; from < d; from += kQueryRows) {
       const int wide = static_cast<int>(std::min<int64_t>(kWide, (d - from) / kLanes));
       for (int64_t m = 0; m < task.rows; m += kDeep) {
@@ -380,6 +482,9 @@ class PromptWorker {
   std::vector<float> widened_;  // [keys, head_dim]
   std::vector<float> mixed_;    // [query rows, head_dim]
   std::vector<T> nothing_;      // [head_dim]
+  std::vector<T> copied_;       // [16, head_dim]
+  const bool in_tiles_;
+  const TileSettings tiles_;
   int32_t positions_[kQueryRows];
   float maximum_[kQueryRows], total_[kQueryRows], fade_[kQueryRows];
   const T *key_rows_[kKeyBlock], *value_rows_[kKeyBlock];

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <utility>
 
 #include "tensor_view.h"
@@ -30,6 +31,23 @@ constexpr int64_t kLanes = Vec::size();
 // Asks for the cache line at p, in the second cache. The first has buffers for few lines that are on their way: with as
 // many as memory needs to be busy, loads wait.
 inline void fetch_ahead(const void* p) { __builtin_prefetch(p, 0, 2); }
+
+// Where the next weights lie: each pass over the present ones fetches its share of them, evenly while it computes.
+struct Ahead {
+  const char* at = nullptr;
+  int lines = 0;  // a step
+
+  template <typename T>
+  static Ahead share(const T* next, int64_t count, int64_t part, int64_t parts, int64_t steps) {
+    if (next == nullptr) return {};
+    const int64_t all = (count * static_cast<int64_t>(sizeof(T)) + 63) / 64, mine = (all + parts - 1) / parts;
+    return {reinterpret_cast<const char*>(next) + part * mine * 64, static_cast<int>((mine + steps - 1) / steps)};
+  }
+
+  void step() {
+    for (int line = 0; line < lines; ++line, at += 64) fetch_ahead(at);
+  }
+};
 
 inline Vec load(const float* p) { return Vec::loadu(p); }
 
@@ -86,6 +104,22 @@ inline void store(BFloat16* p, const Vec& v, int64_t count) {
   const __mmask16 mask = count >= 16 ? 0xFFFF : static_cast<__mmask16>((1u << count) - 1);
   _mm256_mask_storeu_epi16(p, mask, (__m256i)_mm512_cvtneps_pbh(v));
 }
+#endif
+
+#if defined(CPU_CAPABILITY_AVX512)
+// 32 numbers one after the other.
+template <typename T>
+inline void store_pair(T* p, __m512 first, __m512 second) {
+  store(p, Vec(first), kLanes);
+  store(p + kLanes, Vec(second), kLanes);
+}
+
+#if defined(__AVX512BF16__)
+template <>
+inline void store_pair(BFloat16* p, __m512 first, __m512 second) {
+  _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(second, first));
+}
+#endif
 #endif
 
 template <typename F, int... I>
@@ -161,6 +195,21 @@ class LaneTree {
   int64_t count_ = 0;
   float sums_[kLevels + 1][SIZE][kLanes];
 };
+
+// Words of any value that begin at a cache line, or every second vector would lie in two of them.
+class AlignedWords {
+ public:
+  explicit AlignedWords(int64_t count) : memory_(std::make_unique_for_overwrite<int32_t[]>(count + 16)) {}
+  int32_t* data() const { return reinterpret_cast<int32_t*>((reinterpret_cast<uintptr_t>(memory_.get()) + 63) / 64 * 64); }
+
+ private:
+  std::unique_ptr<int32_t[]> memory_;
+};
+
+// Whether panels of `lanes` rows are full enough: at most `percent` of the rows are computed in vain.
+inline bool fills_panels(int64_t rows, int64_t lanes, int64_t percent) {
+  return (lanes - rows % lanes) % lanes * 100 <= rows * percent;
+}
 
 inline float largest(const Vec& v) {
   return at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return at::vec::maximum(a, b); }, v);

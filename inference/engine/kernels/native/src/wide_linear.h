@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "wide_panels.h"
 #include "widening.h"
 
 namespace millm {
@@ -12,7 +13,7 @@ namespace millm {
 // Sums in flight: they, the columns' weights and one row of activations fill 16 registers, or 32 of AVX-512.
 constexpr int kWideRows = 6;
 constexpr int kWideColumns = kLanes == 16 ? 4 : 2;
-constexpr int64_t kLineAhead = 4096;  // bytes
+constexpr int64_t kLineAhead = 2048;  // bytes
 constexpr int64_t kSumBlock = 1024;   // numbers of a row that are summed before their sum is added to the others
 
 // COLUMNS rows of the weight from the same place on; those behind the last one repeat it.
@@ -178,34 +179,6 @@ struct Widened {
   const Number* block(int64_t from, int64_t row) const { return numbers.data() + rows * from + row * width(from); }
 };
 
-// What becomes of sums: scaled, biased and rounded into row-major `out`.
-template <typename T>
-struct Put {
-  T* out;
-  int64_t n;
-  const float* scales;
-  const T* bias;
-
-  // `count` columns from `first` on, of a row with a scale of its own.
-  void operator()(int64_t row, float scale, int64_t first, int64_t count, const float* values) const {
-    int64_t c = 0;
-    if constexpr (!std::is_same_v<T, float>)
-      for (; c + 2 * kLanes <= count; c += 2 * kLanes)
-        at::vec::convert_from_float<T>(finished(scale, first + c, values + c),
-                                       finished(scale, first + c + kLanes, values + c + kLanes))
-            .store(out + row * n + first + c);
-    for (; c < count; c += kLanes)
-      store(out + row * n + first + c, finished(scale, first + c, values + c, count - c), count - c);
-  }
-
- private:
-  Vec finished(float scale, int64_t column, const float* values, int64_t count = kLanes) const {
-    Vec some = load(values, count);
-    if (scales) some = some * (Vec(scale) * load(scales + column, count));
-    return bias ? some + load(bias + column, count) : some;
-  }
-};
-
 // One or two rows: the weights' way through memory is all that counts.
 template <typename T, typename W>
 void multiply_wide_lines(const TensorView& x, const TensorView& w, const Put<T>& put) {
@@ -303,6 +276,10 @@ void multiply_wide(const TensorView& x, const TensorView& w, const float* scales
   if (ordered && rows == 1) return multiply_ordered_lines<1, T, W>(x, w, put);
   if (ordered && rows == 2) return multiply_ordered_lines<2, T, W>(x, w, put);
   if (rows <= 2) return multiply_wide_lines<T, W>(x, w, put);
+#if MILLM_INT16_PAIRS
+  if constexpr (std::is_same_v<W, int8_t>)
+    if (!ordered && prefers_wide_panels(rows)) return multiply_wide_panels(x, w, put);
+#endif
   const Widened<W> wide = Widened<W>::template of<T>(x);
   parallel_for(0, (n + kColumnsAtOnce - 1) / kColumnsAtOnce, 1, [&](int64_t begin, int64_t end) {
     std::vector<float> sums(rows * kColumnsAtOnce);

@@ -166,4 +166,32 @@ struct WideRow {
   }
 };
 
+// What becomes of sums: scaled, biased and rounded into row-major `out`.
+template <typename T>
+struct Put {
+  T* out;
+  int64_t n;
+  const float* scales;
+  const T* bias;
+
+  // `count` columns from `first` on, of a row with a scale of its own.
+  void operator()(int64_t row, float scale, int64_t first, int64_t count, const float* values) const {
+    int64_t c = 0;
+    if constexpr (!std::is_same_v<T, float>)
+      for (; c + 2 * kLanes <= count; c += 2 * kLanes)
+        at::vec::convert_from_float<T>(finished(scale, first + c, values + c),
+                                       finished(scale, first + c + kLanes, values + c + kLanes))
+            .store(out + row * n + first + c);
+    for (; c < count; c += kLanes)
+      store(out + row * n + first + c, finished(scale, first + c, values + c, count - c), count - c);
+  }
+
+ private:
+  Vec finished(float scale, int64_t column, const float* values, int64_t count = kLanes) const {
+    Vec some = load(values, count);
+    if (scales) some = some * (Vec(scale) * load(scales + column, count));
+    return bias ? some + load(bias + column, count) : some;
+  }
+};
+
 }  // namespace millm
