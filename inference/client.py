@@ -48,8 +48,15 @@ from inference.engine.messages import (
 )
 from inference.engine.stats import Distribution, EngineState, EngineStats, ModelStats, ReplicaStats
 from inference.event_stream import MAX_EVENTS, SPARE_EVENTS, LocalEventStream, OpenStreams
-from inference.interventions import FeatureDecoder
-from inference.steering_refs import STEERING_COMPILER, CompiledSteering, SAERef, SteeringRef, SteeringSpec
+from inference.interventions import FeatureDecoder, Intervention, ReaderEdit
+from inference.steering_refs import (
+    STEERING_COMPILER,
+    CompiledSteering,
+    SAERef,
+    SteeringRef,
+    SteeringSpec,
+    UnloadedReader,
+)
 
 __all__ = [
     "BACKGROUND_PRIORITY",
@@ -136,6 +143,11 @@ class EngineClient(Protocol):
     def settings(self) -> dict[str, object]:
         """The engine's settings in effect, by the names of EngineConfig."""
 
+    def replace_processes(self) -> int:
+        """Begin to replace the engine's processes by new ones, one after the other, each once its requests have
+        finished. Return their number, or 0 if they cannot be replaced without a pause: there is only one.
+        """
+
     def stop(self, drain_s: float) -> None:
         """Refuse new requests, let running ones finish for ``drain_s``, fail the rest, end the engine."""
 
@@ -201,6 +213,9 @@ class LocalEngineClient(Generic[L]):
     def settings(self) -> dict[str, object]:
         return dataclasses.asdict(self.engine.config)
 
+    def replace_processes(self) -> int:
+        return 0
+
     def stop(self, drain_s: float) -> None:
         self.engine.stop(drain_s)
 
@@ -223,10 +238,22 @@ async def with_weights(request: Request) -> Request:
     if request.steering is not None and request.intervention is None:
         found = await compiled(request.steering.spec)
         request = dataclasses.replace(request, intervention=found.intervention)
+    elif request.intervention is not None:
+        request = dataclasses.replace(request, intervention=await _with_readers(request.intervention))
     if request.captures:
         captures = tuple([await _with_reader(capture) for capture in request.captures])
         request = dataclasses.replace(request, captures=captures)
     return request
+
+
+async def _with_readers(intervention: Intervention) -> Intervention:
+    edits = [
+        dataclasses.replace(edit, reader=edit.reader.loaded(await _loaded_reader(edit.reader.sae)))
+        if isinstance(edit, ReaderEdit) and isinstance(edit.reader, UnloadedReader)
+        else edit
+        for edit in intervention.edits
+    ]
+    return dataclasses.replace(intervention, edits=tuple(edits))
 
 
 async def _with_reader(capture: CaptureSpec) -> CaptureSpec:

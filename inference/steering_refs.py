@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from core.runtime import Service, runtime
-from inference.interventions import FeatureDecoder, Intervention
+from inference.interventions import FeatureDecoder, FeatureReader, Intervention
 from inference.segments import Segment
 
 
@@ -38,6 +38,17 @@ class SAERef:
     def key(self) -> str:
         """The checksum, which identifies the weights."""
         return self.source.checksum
+
+
+@runtime_checkable
+class UnloadedReader(FeatureReader, Protocol):
+    """A reader of a request that names its SAE. On the engine's side, the client replaces it by a loaded one."""
+
+    @property
+    def sae(self) -> SAERef: ...
+
+    def loaded(self, sae: FeatureDecoder) -> FeatureReader:
+        """Return the reader with the weights of its SAE."""
 
 
 @dataclass(frozen=True, slots=True)

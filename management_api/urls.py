@@ -18,7 +18,7 @@ from management_api.resources.log_row import Logs
 from management_api.resources.policy import Policies
 from management_api.resources.profile import Profiles
 from management_api.resources.sae import SAEs
-from management_api.resources.server import Me, Stats
+from management_api.resources.server import EngineProcesses, Me, Stats
 from management_api.resources.vector_set import VectorSets
 from management_api.resources.version import Versions
 from management_api.resources.voice import Voices
@@ -56,6 +56,7 @@ router.register("webhook_deliveries", WebhookDeliveries, "webhook_deliveries")
 
 urlpatterns = [
     path("stats", Stats.as_view({"get": "show"}), name="stats"),
+    path("engine/replace", EngineProcesses.as_view({"post": "replace"}), name="replace-engine-processes"),
     path("me", Me.as_view({"get": "show"}), name="me"),
     *router.urls,
     re_path(r"", unknown, name="unknown"),

@@ -15,13 +15,14 @@ from uuid import uuid4
 
 from inference.captures import CaptureSpec
 from inference.client import EngineClient, GenerationRequest, PromptLogprobsEvent, SamplingParams, get_client
-from inference.interventions import FeatureColumns, FeatureRule, Intervention, ReaderEdit, Site
+from inference.interventions import FeatureColumns, FeatureDecoder, FeatureRule, Intervention, ReaderEdit, Site
 from inference.models import LanguageModel
 from inference.prompt_captures import PromptCapture, capture_prompts
 from inference.registry.model_card import ModelCard
 from inference.registry.registry import get_registry
-from inference.registry.splice import Splice
+from inference.registry.splice import Reconstruction, Splice
 from inference.runs import JOB_PRIORITY, Run
+from inference.steering_refs import SAERef
 from steering.model_shape import read_model_shape
 
 if TYPE_CHECKING:
@@ -97,10 +98,10 @@ class _Replacement:
     Satisfies :class:`inference.interventions.FeatureReader`.
     """
 
-    def __init__(self, splice: Splice) -> None:
-        self.key = f"splice {uuid4()}"
-        self.d_in = self.d_sae = splice.width
-        self._replace = splice.replace
+    def __init__(self, key: str, width: int, replace: Callable[[Tensor], Tensor]) -> None:
+        self.key = key
+        self.d_in = self.d_sae = width
+        self._replace = replace
 
     def columns(self, features: Tensor) -> FeatureColumns:
         import torch
@@ -111,9 +112,28 @@ class _Replacement:
         return (self._replace(h) - h)[:, features]
 
 
+class _UnloadedReplacement(_Replacement):
+    """The replacement by an SAE's reconstruction. Satisfies :class:`inference.steering_refs.UnloadedReader`."""
+
+    def __init__(self, key: str, width: int, sae: SAERef) -> None:
+        super().__init__(key, width, _not_loaded)
+        self.sae = sae
+
+    def loaded(self, sae: FeatureDecoder) -> _Replacement:
+        return _Replacement(self.key, self.d_in, Reconstruction(sae, self.sae))
+
+
+def _not_loaded(h: Tensor) -> Tensor:
+    raise AssertionError("the client loads the SAEs that a request names")
+
+
 def _intervention(splice: Splice, special_token_ids: frozenset[int]) -> Intervention:
     """Return the splice as an intervention: each rule adds the activation of its feature once more."""
-    reader = _Replacement(splice)
+    key, replace = f"splice {uuid4()}", splice.replace
+    if isinstance(replace, Reconstruction):
+        reader: _Replacement = _UnloadedReplacement(key, splice.width, replace.ref)
+    else:
+        reader = _Replacement(key, splice.width, replace)
     edit = ReaderEdit(
         site=splice.site,
         reader=reader,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from django.conf import settings
 
 from inference.files.architectures import MEDIA_KINDS
 from inference.models import LanguageModel
+from inference.registry.memory_plan import Place
 from inference.registry.records import smallest
 
 MEDIA_ACTIVATIONS = 0.25  # of the weights: an allowance, not measured for large sizes
@@ -42,6 +43,7 @@ def spec_for(row: LanguageModel, path: Path) -> ModelSpec:
         batch_invariant=settings.MILLM_BATCH_INVARIANT,
         options=row.default_sampling,
         weights=WEIGHTS[LanguageModel.Quantization(row.quantization)],
+        replicas=row.replicas or 0,
     )
 
 
@@ -109,3 +111,5 @@ class ModelLoading:
     device_of: Callable[[ModelSpec], str] = device_of
     release: Callable[[Any], None] = release_loaded  # of what ``load`` returned
     free_unused: Callable[[], None] = free_unused
+    places: Callable[[ModelSpec], Sequence[Place]] = lambda spec: [Place()]  # where it would be loaded now
+    wait_for_places: Callable[[ModelSpec], None] = lambda spec: None  # before a load

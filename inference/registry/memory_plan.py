@@ -74,6 +74,16 @@ class LoadedModels:
         return sorted(self._by_name.copy().values(), key=lambda entry: entry.used_at)
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a model will be loaded. ``memory``: None: as the budget measures it. ``elsewhere``: names of models
+    that use other memory.
+    """
+
+    memory: DeviceMemory | None = None
+    elsewhere: frozenset[str] = frozenset()
+
+
 GIB = 2**30
 LEAST_SHARES = 2  # of the spare memory, so that models registered later fit as well
 
@@ -191,16 +201,18 @@ class MemoryBudget:
     measure: Callable[[str], DeviceMemory] = measure_device
     num_sharing: Callable[[str], int] = lambda device: 1
 
-    def size(self, device: str) -> int:
-        return self._size(device, self.measure(device))
+    def size(self, device: str, memory: DeviceMemory | None = None) -> int:
+        """Return the limit of one engine on a device, with this ``memory`` if it was measured."""
+        if self.limit:
+            return self.limit // self.num_sharing(device)
+        return int((memory or self.measure(device)).total * SHARE)
 
-    def available(self, device: str, reserved_bytes: int, unwritten_bytes: int = 0) -> int:
+    def available(
+        self, device: str, reserved_bytes: int, unwritten_bytes: int = 0, memory: DeviceMemory | None = None
+    ) -> int:
         """Return the bytes available to another model.
 
         ``reserved_bytes`` is the memory of loaded models, of which ``unwritten_bytes`` are not allocated yet.
         """
-        memory = self.measure(device)
-        return max(0, min(self._size(device, memory) - reserved_bytes, memory.free - unwritten_bytes))
-
-    def _size(self, device: str, memory: DeviceMemory) -> int:
-        return self.limit // self.num_sharing(device) if self.limit else int(memory.total * SHARE)
+        memory = memory or self.measure(device)
+        return max(0, min(self.size(device, memory) - reserved_bytes, memory.free - unwritten_bytes))

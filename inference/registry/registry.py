@@ -458,6 +458,7 @@ class ModelRegistry:
 
     def _free_memory_for(self, spec: ModelSpec) -> MemoryPlan:
         """Unload idle models until this one fits and return its plan. Raise InsufficientMemoryError or LoadError."""
+        self._loading.wait_for_places(spec)
         plan = self._memory_plan(spec)
         while chosen := plan.choose(self._is_in_use):
             logger.info("Unloading %s to free memory for %s.", chosen[0].name, spec.name)
@@ -466,21 +467,29 @@ class ModelRegistry:
         return plan
 
     def _memory_plan(self, spec: ModelSpec) -> MemoryPlan:
+        """Return the plan for the place with the least free memory among those where the model will be loaded."""
         device = self._loading.device_of(spec)
         pinned = {record.name for record in self.records() if record.is_pinned}
-        others = [r for r in self._loaded_models.all() if r.loaded.device == device and r.name != spec.name]
-        return MemoryPlan(
-            name=spec.name,
-            device=device,
-            estimate=self._loading.estimate(spec),
-            free=self.budget.available(
-                device,
-                reserved_bytes=sum(r.reserved_bytes for r in others),
-                unwritten_bytes=sum(self._kv_unwritten(r.name) for r in others),
-            ),
-            budget=self.budget.size(device),
-            unpinned=[r for r in others if r.name not in pinned],
-        )
+        estimate = self._loading.estimate(spec)
+        on_device = [r for r in self._loaded_models.all() if r.loaded.device == device and r.name != spec.name]
+        plans = []
+        for place in self._loading.places(spec):
+            others = [r for r in on_device if r.name not in place.elsewhere]
+            plan = MemoryPlan(
+                name=spec.name,
+                device=device,
+                estimate=estimate,
+                free=self.budget.available(
+                    device,
+                    reserved_bytes=sum(r.reserved_bytes for r in others),
+                    unwritten_bytes=sum(self._kv_unwritten(r.name) for r in others),
+                    memory=place.memory,
+                ),
+                budget=self.budget.size(device, place.memory),
+                unpinned=[r for r in others if r.name not in pinned],
+            )
+            plans.append(plan)
+        return min(plans, key=lambda plan: plan.free)
 
     def _is_in_use(self, name: str) -> bool:
         entry = self._loaded_models.get(name)

@@ -6,15 +6,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from inference.interventions import Site
+from inference.interventions import FeatureDecoder, Site
+from inference.steering_refs import SAERef
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Reconstruction:
+    """Replaces residuals by the reconstruction of an SAE. An engine in another process loads it by ``ref``."""
+
+    sae: FeatureDecoder
+    ref: SAERef
+
+    def __call__(self, h: Tensor) -> Tensor:
+        return self.sae.decode(self.sae.encode(h), h)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Splice:
     """A replacement of the residual at a site: ``replace`` maps ``[tokens, width]`` float32 to the same shape.
+    It must be a :class:`Reconstruction` or picklable.
 
     Unless ``everywhere``, special tokens, the first token of a text and tokens whose norm exceeds ``norm_limit`` keep
     their residual.

@@ -1,4 +1,4 @@
-"""Features: search, retrieve and label."""
+"""Features: search, retrieve, label and explain."""
 
 from __future__ import annotations
 
@@ -12,16 +12,26 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from core.ids import key_in
+from management_api.errors import not_found
 from management_api.paging import read_limit
-from management_api.serializers import ReadSerializer, StrictInput, Text, described
+from management_api.serializers import Integer, Number, ReadSerializer, StrictInput, Text, described
 from management_api.viewset import Filters, Resource
 from steering.effects.store import not_measured
 from steering.errors import EffectNotMeasuredError
+from steering.features.explanations import (
+    ShownExplanation,
+    add_explanation,
+    delete_explanation,
+    explanations_of,
+    use_as_label,
+    vote,
+)
 from steering.features.neighbours import find_cofiring
 from steering.features.ranked_search import FeatureSearch, search_features
 from steering.features.search import FeatureQuerySet
 from steering.features.services import label_feature
-from steering.models import Feature, FeatureEffect
+from steering.models import Feature, FeatureEffect, FeatureExplanation
 
 NOT_LISTED = ("traffic_examples", "examples", "example_bands", "cofiring", "histogram")  # some kilobytes per row
 
@@ -167,6 +177,49 @@ class LabelInput(StrictInput):
     description = Text(max_length=4000, allow_blank=True, required=False)
 
 
+class ExplanationOut(serializers.Serializer[Any]):
+    id = serializers.IntegerField(source="row.pk")
+    text = serializers.CharField(source="row.text")
+    source = serializers.CharField(source="row.source", help_text="Who or what wrote it.")  # type: ignore[assignment]  # the stubs have a field's attribute `source`
+    score = serializers.FloatField(
+        source="row.score", allow_null=True, help_text="The score that its method gave it, 0 to 1."
+    )
+    votes = serializers.IntegerField(source="num_votes", help_text="The sum of all votes.")
+    own_vote = serializers.IntegerField(help_text="The account's vote: 1, -1, or 0 for none.")
+    created_at = serializers.DateTimeField(source="row.created_at")
+
+
+class ExplanationList(serializers.Serializer[Any]):
+    object = serializers.CharField()
+    data = ExplanationOut(many=True)  # type: ignore[assignment]  # the stubs have an attribute `data`
+
+
+class ExplanationInput(StrictInput):
+    text = Text(max_length=500)
+    source = Text(  # type: ignore[assignment]  # the stubs have a field's attribute `source`
+        max_length=300,
+        required=False,
+        default="",
+        allow_blank=True,
+        help_text="The method that wrote it. Default: the account, which then also votes for it.",
+    )
+    score = Number(
+        min_value=0,
+        max_value=1,
+        required=False,
+        allow_null=True,
+        default=None,
+        help_text="The method's score, such as the accuracy of detection.",
+    )
+
+
+class VoteInput(StrictInput):
+    value = Integer(min_value=-1, max_value=1, help_text="1 for, -1 against, 0 for no vote.")
+
+
+_ONE = r"explanations/(?P<explanation>[0-9]+)"
+
+
 @described(tags=["Features"])
 class Features(Resource):
     queryset = Feature.objects.none()
@@ -178,6 +231,11 @@ class Features(Resource):
         "retrieve": "steering.view_feature",
         "effect": "steering.view_feature",
         "partial_update": "steering.change_feature",
+        "explanations": "steering.view_feature",
+        "add_explanation": "steering.change_feature",
+        "delete_explanation": "steering.change_feature",
+        "vote_explanation": "steering.change_feature",
+        "use_explanation": "steering.change_feature",
     }
 
     def rows(self, user: User) -> QuerySet[Feature]:
@@ -239,3 +297,50 @@ class Features(Resource):
             setattr(feature, name, value)
         feature.full_clean(exclude=["sae"], validate_unique=False, validate_constraints=False)
         return self.answer(label_feature(feature=feature, user=self.user))
+
+    @described(responses=ExplanationList)
+    @action(detail=True, methods=["get"], pagination_class=None, filter_backends=())
+    def explanations(self, request: Request, pk: str) -> Response:
+        """List the explanations of a feature beside its label, those with most votes first."""
+        rows = ExplanationOut(explanations_of(self.get_object(), self.user), many=True).data
+        return Response({"object": "list", "data": rows})
+
+    @described(request=ExplanationInput, responses={201: ExplanationOut})
+    @explanations.mapping.post
+    def add_explanation(self, request: Request, pk: str) -> Response:
+        """Add an explanation. One with the same text is returned as it is."""
+        feature, given = self.get_object(), self.read(ExplanationInput)
+        added = add_explanation(feature=feature, user=self.user, **given)
+        return Response(ExplanationOut(self._shown(feature, added.pk)).data, status=201)
+
+    @described(request=None, responses={204: None})
+    @action(detail=True, methods=["delete"], url_path=_ONE)
+    def delete_explanation(self, request: Request, pk: str, explanation: str) -> Response:
+        """Delete an explanation with its votes."""
+        delete_explanation(explanation=self._explanation(self.get_object(), explanation), user=self.user)
+        return Response(status=204)
+
+    @described(request=VoteInput, responses=ExplanationOut)
+    @action(detail=True, methods=["put"], url_path=f"{_ONE}/vote")
+    def vote_explanation(self, request: Request, pk: str, explanation: str) -> Response:
+        """Set the account's vote for or against an explanation."""
+        feature, given = self.get_object(), self.read(VoteInput)
+        row = self._explanation(feature, explanation)
+        vote(explanation=row, value=given["value"], user=self.user)
+        return Response(ExplanationOut(self._shown(feature, row.pk)).data)
+
+    @described(request=None, responses=FeatureOut)
+    @action(detail=True, methods=["post"], url_path=f"{_ONE}/use")
+    def use_explanation(self, request: Request, pk: str, explanation: str) -> Response:
+        """Make an explanation the label. The label before it becomes an explanation."""
+        use_as_label(explanation=self._explanation(self.get_object(), explanation), user=self.user)
+        return self.answer(self.get_object())
+
+    def _explanation(self, feature: Feature, key: str) -> FeatureExplanation:
+        found: FeatureExplanation | None = feature.explanations.filter(pk=key_in(key)).first()
+        if found is None:
+            raise not_found()
+        return found
+
+    def _shown(self, feature: Feature, pk: int) -> ShownExplanation:
+        return next(one for one in explanations_of(feature, self.user) if one.row.pk == pk)

@@ -21,7 +21,8 @@ CHANGE = "inference.change_languagemodel"
 SETTABLE = (
     *("name", "aliases", "source", "revision", "dtype", "device", "quantization", "trust_remote_code", "allow_pickle"),
     *("context_length", "chat_template", "tool_format", "use_as", "default_sampling", "is_default", "autoload"),
-    *("pinned", "keep_alive_s", "shared_prefix_cache"),
+    *("pinned", "keep_alive_s", "replicas", "shared_prefix_cache"),
+    *("input_price", "cached_input_price", "output_price"),
 )
 
 

@@ -18,7 +18,7 @@ from openai_api.models import LogAccess, RequestLog
 from openai_api.request_log.access import may_see_text, record_access
 from openai_api.request_log.scores import ADD as MAY_SCORE
 from openai_api.request_log.scores import VIEW as SEE_SCORES
-from openai_api.request_log.scores import delete_score, exported_scores, save_score
+from openai_api.request_log.scores import delete_score, exported_scores, may_score, save_score
 
 VIEW = "openai_api.view_requestlog"
 SEE_TEXT = "openai_api.view_prompt_text"
@@ -39,6 +39,7 @@ class LogOut(ReadSerializer):
 
 class ScoreOut(serializers.Serializer[Any]):
     user = serializers.CharField()
+    name = serializers.CharField(help_text="What was judged; empty: the answer as a whole.")
     value = serializers.FloatField(help_text="0 is bad, 1 is good.")
     note = serializers.CharField(required=False, help_text="Only for users who may view request texts.")
 
@@ -64,6 +65,13 @@ class LogText(LogDetail):
 
 
 class ScoreInput(StrictInput):
+    name = Text(
+        max_length=60,
+        required=False,
+        default="",
+        allow_blank=True,
+        help_text="What is judged; empty: the answer as a whole.",
+    )
     value = Number(min_value=0, max_value=1, help_text="0 is bad, 1 is good.")
     note = Text(
         max_length=1_000,
@@ -72,6 +80,10 @@ class ScoreInput(StrictInput):
         allow_blank=True,
         help_text="Needs permission to view request texts.",
     )
+
+
+class ScoreFilters(Filters):
+    name = serializers.CharField(max_length=60, required=False, default="", allow_blank=True)
 
 
 class LogFilters(Filters):
@@ -126,23 +138,24 @@ class Logs(Resource):
     @described(request=ScoreInput, responses=LogDetail)
     @action(detail=True, methods=["put"])
     def score(self, request: Request, pk: str) -> Response:
-        """Score a request. Replaces the earlier score of the same account."""
+        """Score a request. Replaces the earlier score of the same account and name."""
         row, given = self._scored(), self.read(ScoreInput)
         if given["note"] and not may_see_text(self.user):
             raise forbidden("A note requires permission to view request texts.", code="permission_denied", param="note")
-        save_score(row=row, value=given["value"], note=given["note"], user=self.user)
+        save_score(row=row, user=self.user, **given)
         return self._detail(row, LogDetail)
 
-    @described(responses={204: None})
+    @described(parameters=[ScoreFilters], responses={204: None})
     @score.mapping.delete
     def delete_score(self, request: Request, pk: str) -> Response:
-        """Delete the account's score of a request, if there is one."""
-        delete_score(row=self._scored(), user=self.user)
+        """Delete the account's score of a request, of the `name` in the query, if there is one."""
+        query = self._checked(ScoreFilters(data=request.query_params.dict()))
+        delete_score(row=self._scored(), user=self.user, name=query["name"])
         return Response(status=204)
 
     def _scored(self) -> RequestLog:
-        """Return the request, to a user who may see it and its scores."""
-        if not (self.user.has_perm(VIEW) and self.user.has_perm(SEE_SCORES)):
+        """Return the request, to a user who may score it."""
+        if not may_score(self.user):
             raise forbidden("You need permission to view the request log and its scores.", code="permission_denied")
         row: RequestLog = self.get_object()
         return row

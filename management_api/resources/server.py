@@ -9,6 +9,9 @@ from django.db.models import Count
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from audit.models import AuditEvent
+from audit.record import record
+from core.errors import MillmError
 from inference.client import EngineDownError, EngineStats, get_client
 from inference.models import LanguageModel
 from jobs.models import Job
@@ -25,6 +28,23 @@ class Stats(Resource):
         """Return the state of the engine of this process, and the numbers of models and visible jobs by state."""
         jobs, models = Job.objects.visible_to(self.user), LanguageModel.objects.all()
         return Response({"engine": _engine(), "models": _by_state(models), "jobs": _by_state(jobs)})
+
+
+@described(tags=["Server"], request=None, responses={202: OBJECT})
+class EngineProcesses(Resource):
+    queryset = Job.objects.none()
+    permissions = {"replace": "inference.change_languagemodel"}
+
+    def replace(self, request: Request) -> Response:
+        """Replace the engine's processes by new ones, one after the other, each once its requests have finished. No
+        request fails. `/api/stats` shows the progress.
+        """
+        count = get_client().replace_processes()
+        if not count:
+            message = "The engine has one process. Replacing it would end its requests; restart the server."
+            raise MillmError(message, status=409, code="single_engine_process")
+        record(AuditEvent.Action.CHANGE, "engine processes", user=self.user, detail=f"replacing all {count}")
+        return Response({"processes": count}, status=202)
 
 
 @described(tags=["Server"], responses=OBJECT)

@@ -27,6 +27,7 @@ from django.utils.safestring import SafeString
 from core.errors import MillmError
 from steering.errors import MeaningUnavailableError, SteeringError
 from steering.features.drawing import example_rows, histogram_picture, visible_token
+from steering.features.explanations import change_explanations, explanations_of
 from steering.features.forms import MAX_TESTED, SteerForm, TextForm
 from steering.features.logit_lens import (
     AnyLensTarget,
@@ -91,7 +92,7 @@ def _cofiring(feature: Feature) -> dict[str, Any] | None:
     return {"num_tokens": found.num_tokens, "rows": rows}
 
 
-def _lens_target(feature: Feature) -> LensTarget:
+def lens_target(feature: Feature) -> LensTarget:
     return LensTarget(
         feature.sae.model.model_source,
         source_of(feature.sae),
@@ -108,8 +109,28 @@ def lens_context(target: AnyLensTarget) -> dict[str, Any]:
         return {"problem": str(error)}
     except (LensBusyError, TimeoutError):
         return {"problem": "The server is busy. Try again in a moment."}
-    tables = [("Promoted", _with_shares(lens.promoted)), ("Suppressed", _with_shares(lens.suppressed))]
-    return {"lens": lens, "lens_tables": tables}
+    return {"lens": lens, "lens_tables": lens_tables(lens.promoted, lens.suppressed)}
+
+
+def lens_tables(
+    promoted: Sequence[LensToken], suppressed: Sequence[LensToken]
+) -> list[tuple[str, list[tuple[LensToken, float]]]]:
+    """Return the tables of lens.html, each with its caption."""
+    return [("Promoted", _with_shares(promoted)), ("Suppressed", _with_shares(suppressed))]
+
+
+def statistics(feature: Feature) -> dict[str, Any]:
+    """Return what statistics.html and the lists of examples show. None of it comes from requests."""
+    return {
+        "share": None if feature.density is None else f"{feature.density:.3%}",
+        "histogram": histogram_picture(feature.histogram),
+        "quantiles": feature.quantiles,
+        "examples": example_rows(feature.examples),
+        "bands": [
+            {**band, "range": f"{band['low']:.0%} to {band['high']:.0%}", "rows": example_rows(band["examples"])}
+            for band in feature.example_bands
+        ],
+    }
 
 
 _DENSITIES = {
@@ -371,6 +392,7 @@ class FeatureAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
             ("steer", self.steer_view),
             ("neighbours", self.neighbours_view),
             ("test", self.test_view),
+            ("explanations", self.explanations_view),
         )
         own = [
             path(f"<path:object_id>/{name}/", self.admin_site.admin_view(view), name=f"steering_feature_{name}")
@@ -418,7 +440,7 @@ class FeatureAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
     def lens_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Render the logit lens. The page loads it separately, because the first one of a model takes seconds."""
         feature = self._seen(request, object_id)
-        context = {"original": feature, "opts": self.opts, **lens_context(_lens_target(feature))}
+        context = {"original": feature, "opts": self.opts, **lens_context(lens_target(feature))}
         return TemplateResponse(request, f"{_TEMPLATES}/lens.html", context)
 
     def neighbours_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
@@ -466,6 +488,19 @@ class FeatureAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
             )
         return self._steer(request, feature, form)
 
+    def explanations_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Add an explanation, or vote for one, make it the label or delete it."""
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        feature = self._seen(request, object_id)
+        if not self.has_change_permission(request, feature):
+            raise PermissionDenied
+        try:
+            change_explanations(feature, request.POST, request.user)  # type: ignore[arg-type]  # staff
+        except ValidationError as error:
+            self.message_user(request, f"Not saved. {' '.join(error.messages)}", messages.ERROR)
+        return HttpResponseRedirect(f"{feature_url(feature)}#explanations")
+
     def _steer(self, request: HttpRequest, feature: Feature, form: SteerForm) -> HttpResponse:
         try:
             profile = steer_with_feature(
@@ -492,14 +527,7 @@ class FeatureAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
         steer = SteerForm(feature, request.user)
         return {
             "sae": feature.sae,
-            "share": None if feature.density is None else f"{feature.density:.3%}",
-            "histogram": histogram_picture(feature.histogram),
-            "quantiles": feature.quantiles,
-            "examples": example_rows(feature.examples),
-            "bands": [
-                {**band, "range": f"{band['low']:.0%} to {band['high']:.0%}", "rows": example_rows(band["examples"])}
-                for band in feature.example_bands
-            ],
+            **statistics(feature),
             "cofiring": _cofiring(feature),
             "traffic_examples": example_rows(feature.traffic_examples) if sees_traffic else (),
             "effect": effect,
@@ -508,6 +536,7 @@ class FeatureAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
             "test_text": request.GET.get("text", "").strip()[:MAX_TESTED],
             "steer": steer if steer.may_steer else None,
             "may_measure": request.user.has_perm("steering.change_sae"),
+            "explanations": explanations_of(feature, request.user),
             "try_json": json.dumps(_trial(feature, steer)),
             "before": _neighbour(feature, -1),
             "after": _neighbour(feature, 1),

@@ -13,6 +13,7 @@ from django.db.models import F
 from inference.files.sources import ModelSource
 from inference.steering_refs import SAESource
 from steering.errors import EffectNotMeasuredError, SAENotMeasuredError, SteeringError, UnknownSAEError
+from steering.features.explanations import by_votes
 from steering.features.labels import FeatureExample
 from steering.features.logit_lens import LensBusyError, LensTarget, LensUnavailableError, LogitLens, get_lens_worker
 from steering.features.neighbours import CofiringFeatures, NeighbourFeature, find_cofiring, find_neighbours
@@ -96,7 +97,8 @@ class FeatureDetail:
     """A feature with its examples and statistics.
 
     ``max_activation_source`` is "import", "measured" or empty, ``examples_source`` the corpus or "imported".
-    ``histogram``, ``quantiles`` and ``bands`` were measured on ``corpus``.
+    ``histogram``, ``quantiles`` and ``bands`` were measured on ``corpus``. ``explanations`` are texts beside the label
+    with their sources, those with most votes first.
     """
 
     feature: FeatureRecord
@@ -108,6 +110,7 @@ class FeatureDetail:
     quantiles: ActivationQuantiles | None = None
     corpus: str = ""
     bands: tuple[ExampleBand, ...] = ()
+    explanations: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +257,7 @@ def _detail(sae: SAERecord, index: int) -> FeatureDetail:
         row.quantiles,
         row.sae.corpus,
         tuple(_band(band) for band in row.example_bands),
+        tuple(by_votes(row).values_list("text", "source")),
     )
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from django.db import transaction
+from django.db.models import F
 
 from audit.models import AuditEvent
 from audit.record import record
 from steering.features.labels import FeatureExample, FeatureLabel, LabelSet, top_tokens
-from steering.models import SAE, Feature
+from steering.models import SAE, Feature, FeatureExplanation
 from steering.profiles.snapshot import registered_saes
 
 IMPORTED = "imported"
@@ -35,12 +36,17 @@ class ImportReport:
 
 @transaction.atomic
 def import_labels(*, sae: SAE, found: LabelSet) -> ImportReport:
-    """Write labels to features. Given fields replace the old values; fields that are not given do not change."""
+    """Write labels to features. Given fields replace the old values; fields that are not given do not change.
+
+    Labels that are replaced become explanations.
+    """
     SAE.objects.select_for_update().get(pk=sae.pk)  # serialises imports
+    _keep_labels(sae, {label.index: label.label for label in found.labels if label.label})
     for fields, rows in _by_given_fields(sae, found.labels).items():
         Feature.objects.bulk_create(
             rows, update_conflicts=True, unique_fields=["sae", "index"], update_fields=fields, batch_size=_BATCH
         )
+    FeatureExplanation.objects.filter(feature__sae=sae, text=F("feature__label")).delete()
     report = ImportReport(
         num_features=sum(bool(given_fields(label)) for label in found.labels),
         num_labels=sum(bool(label.label) for label in found.labels),
@@ -50,6 +56,18 @@ def import_labels(*, sae: SAE, found: LabelSet) -> ImportReport:
     registered_saes.invalidate()
     record(AuditEvent.Action.IMPORT, sae, model=sae.model.name, detail=f"labels of {report}")
     return report
+
+
+def _keep_labels(sae: SAE, labels: Mapping[int, str]) -> None:
+    """Keep the labels that others replace as explanations, as ``keep_label`` does for one feature."""
+    labelled = Feature.objects.filter(sae=sae).exclude(label="")
+    indices = list(labels) if labelled.exists() else []
+    for start in range(0, len(indices), _BATCH):
+        old = labelled.filter(index__in=indices[start : start + _BATCH])
+        rows = old.only("index", "label", "label_source", "label_score")
+        replaced = [feature for feature in rows if feature.label != labels[feature.index]]
+        FeatureExplanation.objects.bulk_create(map(FeatureExplanation.of_label, replaced), ignore_conflicts=True)
+        Feature.objects.filter(pk__in=[feature.pk for feature in replaced]).update(label_score=None)
 
 
 def fill_feature(feature: Feature, label: FeatureLabel) -> Feature:

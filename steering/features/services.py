@@ -7,7 +7,7 @@ from django.db import transaction
 
 from audit.record import record_saved, stored_fields
 from steering.errors import InvalidProfileError
-from steering.models import Feature, SteeringProfile
+from steering.models import Feature, FeatureExplanation, SteeringProfile
 from steering.profiles.drafts import draft_edits, draft_words, feature_target, record_draft, rows_of
 from steering.profiles.snapshot import registered_saes
 from steering.services import create_profile
@@ -55,12 +55,27 @@ def steer_with_feature(
 
 
 @transaction.atomic
-def label_feature(*, feature: Feature, user: User | None = None) -> Feature:
-    """Save the label and the description of a feature. The score of another label is dropped."""
+def label_feature(*, feature: Feature, user: User | None = None, score: float | None = None) -> Feature:
+    """Save the label and the description of a feature. ``score`` is that of a new label.
+
+    The label that it replaces becomes an explanation.
+    """
     before = stored_fields(feature)
-    if not Feature.objects.filter(pk=feature.pk, label=feature.label).exists():
-        feature.label_score = None
+    replaced = Feature(**before) if before else None
+    if replaced is None or replaced.label != feature.label:
+        feature.label_score = score
+    if replaced is not None:
+        keep_label(replaced, feature.label)
     feature.save(update_fields=["label", "description", "label_source", "label_score"])
     record_saved(feature, before=before, user=user, model=feature.sae.model.name)
     registered_saes.invalidate()
     return feature
+
+
+def keep_label(feature: Feature, label: str) -> None:
+    """Keep a feature's label as an explanation, where another ``label`` replaces it and is no explanation any more."""
+    if label == feature.label:
+        return
+    feature.explanations.filter(text=label).delete()
+    if feature.label:
+        FeatureExplanation.objects.bulk_create([FeatureExplanation.of_label(feature)], ignore_conflicts=True)

@@ -20,6 +20,7 @@ from steering.evaluation.judging import judge_endpoint
 from steering.evaluation.params import ENDPOINT
 from steering.evaluation.runner import UNSTEERED, EvaluationRunner, Sampling
 from steering.features.search import FeatureQuerySet
+from steering.features.services import keep_label
 from steering.interpretation.answers import detection_score, read_decision, read_label
 from steering.interpretation.prompts import detection_prompt, explanation_prompt, plain
 from steering.models import SAE, Feature
@@ -187,6 +188,12 @@ def _others(sae: SAE, feature: Feature) -> list[Mapping[str, Any]]:
 
 
 def _store(feature: Feature, label: str, score: float | None, by: str) -> bool:
-    """Save a label unless the feature's label was changed since it was read. Return whether it was saved."""
+    """Save a label unless the feature's label was changed since it was read. Return whether it was saved.
+
+    The label that it replaces becomes an explanation.
+    """
     unchanged = Feature.objects.filter(pk=feature.pk, label=feature.label, label_source=feature.label_source)
-    return bool(unchanged.update(label=label, label_source=f"{SOURCE}{by}"[:300], label_score=score))
+    is_saved = bool(unchanged.update(label=label, label_source=f"{SOURCE}{by}"[:300], label_score=score))
+    if is_saved:
+        keep_label(feature, label)
+    return is_saved

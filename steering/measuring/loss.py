@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from inference.interventions import Site
-from inference.registry.splice import Splice
+from inference.registry.splice import Reconstruction, Splice
+from inference.steering_refs import SAERef, SAESource
 from steering.measuring.document import TokenisedDocument
 from steering.measuring.measurement import Measurement, ResidualReader
 from steering.spec.edit import SINK_FACTOR
@@ -60,6 +62,7 @@ def loss_recovered(model: float, spliced: float, ablated: float) -> float | None
 @torch.inference_mode()
 def measure_loss(
     sae: SparseAutoencoder,
+    source: SAESource,
     site: Site,
     documents: Sequence[TokenisedDocument],
     measurement: Measurement,
@@ -68,18 +71,19 @@ def measure_loss(
 ) -> SplicedLoss | None:
     """Measure the loss on the first :data:`LOSS_TOKENS` tokens; None if no text has two ordinary tokens.
 
-    ``measurement`` is that of the same SAE, for its mean residual and median norm.
+    ``measurement`` is that of the same SAE, for its mean residual and median norm; ``source`` is where an engine in
+    another process loads it.
     """
     mean, median = measurement.reconstruction.mean, measurement.sinks.median
     if mean is None or median is None:
         return None
     limit = SINK_FACTOR * median
-    spliced = Splice(site, sae.d_in, lambda h: sae.decode(sae.encode(h), h), limit)
+    spliced = Splice(site, sae.d_in, Reconstruction(sae, SAERef(source, sae.d_sae)), limit)
     splices = (
         None,
         spliced,
         Splice(site, sae.d_in, torch.zeros_like, everywhere=True),
-        Splice(site, sae.d_in, lambda h: mean.to(h.device).expand_as(h), limit),
+        Splice(site, sae.d_in, partial(_expanded, mean), limit),
     )
     sums, count = torch.zeros(len(splices), dtype=torch.float64), 0
     chosen = list(_first(documents))
@@ -94,6 +98,10 @@ def measure_loss(
         return None
     model, spliced_loss, zero, of_mean = (sums / count).tolist()
     return SplicedLoss(model, spliced_loss, zero, of_mean, count)
+
+
+def _expanded(row: Tensor, h: Tensor) -> Tensor:
+    return row.to(h.device).expand_as(h)
 
 
 def _first(documents: Iterable[TokenisedDocument]) -> Iterable[TokenisedDocument]:

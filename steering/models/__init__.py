@@ -17,7 +17,7 @@ from steering.models.profiles import (
     SteeringProfile,
     VersionSAE,
 )
-from steering.models.saes import SAE, Feature, LabelEmbedding
+from steering.models.saes import SAE, ExplanationVote, Feature, FeatureExplanation, LabelEmbedding
 from steering.models.vectors import PlainVector, VectorSet, VersionVector
 from steering.models.watch import WatchEvent, WatchRule
 
@@ -25,9 +25,11 @@ __all__ = [
     "SAE",
     "VERSION_IS_IMMUTABLE",
     "Evaluation",
+    "ExplanationVote",
     "Feature",
     "FeatureEdit",
     "FeatureEffect",
+    "FeatureExplanation",
     "HeadlineKL",
     "LabelEmbedding",
     "PlainVector",

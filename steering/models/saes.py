@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from django.conf import settings
 from django.contrib.postgres.indexes import GinIndex
 from django.db import models
 from django.db.models.functions import Now
@@ -186,6 +187,49 @@ class Feature(models.Model):
     def label_text(self) -> str:
         """The text to embed; empty without a label."""
         return f"{self.label}. {self.description}".strip(" .") if self.label else ""
+
+
+class FeatureExplanation(models.Model):
+    """An explanation of a feature beside its label: of a person, or a label that was replaced."""
+
+    feature = models.ForeignKey(Feature, on_delete=models.CASCADE, related_name="explanations")
+    text = models.CharField(max_length=500)
+    source = models.CharField(max_length=300, blank=True, help_text="For example Neuronpedia, or a user.")
+    score = models.FloatField(null=True, blank=True, help_text="As the label's, 0.5 to 1.")
+    author = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+")
+    created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        ordering = ("pk",)
+        default_permissions = ()
+        verbose_name = "explanation"
+        constraints = (models.UniqueConstraint(fields=("feature", "text"), name="feature_explained_once"),)
+
+    def __str__(self) -> str:
+        return self.text
+
+    @classmethod
+    def of_label(cls, feature: Feature) -> FeatureExplanation:
+        """Return the label of a feature as an explanation, not saved."""
+        return cls(feature=feature, text=feature.label, source=feature.label_source, score=feature.label_score)
+
+
+class ExplanationVote(models.Model):
+    """A user's vote for or against an explanation."""
+
+    explanation = models.ForeignKey(FeatureExplanation, on_delete=models.CASCADE, related_name="votes")
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
+    value = models.SmallIntegerField(help_text="1 or -1.")
+
+    class Meta:
+        default_permissions = ()
+        constraints = (
+            models.UniqueConstraint(fields=("explanation", "user"), name="explanation_voted_once"),
+            models.CheckConstraint(condition=models.Q(value__in=(-1, 1)), name="vote_is_for_or_against"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.value:+d} for {self.explanation}"
 
 
 class LabelEmbedding(models.Model):

@@ -91,14 +91,15 @@ def measure(sae: SAE, reader: LossReader, params: MeasureParams, progress: Progr
     from steering.measuring.measurement import measure_sae
 
     report: Progress = progress or (lambda done, total: None)
-    weights = get_compiler().sae(source_of(sae))
+    source = source_of(sae)
+    weights = get_compiler().sae(source)
     site = Site(sae.layer, cast("SiteKind", sae.site))
     documents = tokenise(params.corpus, reader.text, params.num_tokens)
     measurement = measure_sae(weights, site, documents, reader, report)
     _ = measurement.cofiring  # computed here, outside the transaction that stores it
     causes = find_causes(weights, site, reader.num_layers, measurement, documents, reader)
     num = len(documents)
-    loss = measure_loss(weights, site, documents, measurement, reader, lambda done, total: report(num, num))
+    loss = measure_loss(weights, source, site, documents, measurement, reader, lambda done, total: report(num, num))
     return MeasuredSAE(params, measurement, documents, reader.text, causes, loss)
 
 

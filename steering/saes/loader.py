@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from inference.files.unchanged import FileChangedError, unchanged
 from inference.torch_threads import borrowed_workers
 from steering.saes.architectures import ARCHITECTURES
@@ -21,11 +23,14 @@ from steering.saes.tensor_files.base import is_finite
 def load_sae(path: Path | SAEPlace, *, d_in: int | None = None) -> SparseAutoencoder:
     """Load the SAE of a folder, or of one file in it, in float32 on the CPU. No tensor stays memory-mapped.
 
+    The weights are ordinary tensors also within ``torch.inference_mode``: a loaded SAE is shared, and attribution
+    differentiates through it.
+
     ``d_in`` is the width of the model at the site of the SAE, if known. Raise InvalidSAEError for files that are
     damaged, unsafe, of another width, or not supported.
     """
     try:
-        with borrowed_workers():
+        with borrowed_workers(), torch.inference_mode(mode=False):
             return _load(as_place(path), d_in)
     except FileChangedError as error:
         raise InvalidSAEError(f"{error}; load it again when the download or copy is complete.") from error

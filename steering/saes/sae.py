@@ -143,5 +143,6 @@ class SparseAutoencoder(ABC):
     def _on(self, device: torch.device) -> SAEWeights:
         """Return the weights on ``device``, copied there once."""
         if device not in self._placed:
-            self._placed[device] = self._placed[torch.device("cpu")].to(device)
+            with torch.inference_mode(mode=False):  # as in load_sae
+                self._placed[device] = self._placed[torch.device("cpu")].to(device)
         return self._placed[device]

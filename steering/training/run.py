@@ -16,6 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from inference.interventions import Site
+from inference.steering_refs import SAESource
 from steering.measuring.accumulators import SinkFinder
 from steering.measuring.document import TokenisedDocument
 from steering.measuring.loss import LossReader, measure_loss
@@ -238,12 +239,13 @@ def measure_training(
 ) -> dict[str, Any]:
     """Measure the written SAE on documents, and return its figures."""
     sae = load_sae(sae_place(target))
+    source = SAESource(target.name, sae.key, str(target), "", "")
 
     def report(done: int, total: int) -> None:
         monitor.progress(done, total, "Measuring")
 
     measurement = measure_sae(sae, plan.site, documents, reader, report)
-    loss = measure_loss(sae, plan.site, documents, measurement, reader, report)
+    loss = measure_loss(sae, source, plan.site, documents, measurement, reader, report)
     figures: dict[str, Any] = {
         "l0": measurement.l0,
         "fvu": measurement.reconstruction.fvu,

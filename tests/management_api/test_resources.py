@@ -154,6 +154,8 @@ class TestModels:
         assert admin_api.post(f"{path}/pin").json()["pinned"]
         assert not admin_api.post(f"{path}/pin", {"pinned": False}).json()["pinned"]
         assert admin_api("PATCH", path, {"keep_alive_s": 60}).json()["keep_alive_s"] == 60
+        assert admin_api("PATCH", path, {"replicas": 2}).json()["replicas"] == 2
+        assert admin_api("PATCH", path, {"replicas": 0}).status_code == 400
         assert admin_api("PATCH", path, {"shared_prefix_cache": True}).json()["shared_prefix_cache"]
         assert [row["name"] for row in admin_api.found("models")] == ["second", "tiny"]
         assert [row["name"] for row in admin_api.found("models", name="second", state="unloaded")] == ["second"]
@@ -201,6 +203,21 @@ class TestModels:
             assert admin_api.get("stats").json()["engine"]["state"] == "idle"
         finally:
             runtime.remove(ENGINE_CLIENT)
+
+    def test_engine_processes_are_replaced(self, admin_api: Api, auditor_api: Api, monkeypatch: pytest.MonkeyPatch):
+        loop: Any = FakeLoop()
+        client = LocalEngineClient(lambda publish: loop)
+        runtime.install(ENGINE_CLIENT, client)
+        try:
+            assert refusal(admin_api.post("engine/replace", {}))[:2] == (409, "single_engine_process")
+            monkeypatch.setattr(client, "replace_processes", lambda: 3)
+            answer = admin_api.post("engine/replace", {})
+            assert (answer.status_code, answer.json()) == (202, {"processes": 3})
+            assert refusal(auditor_api.post("engine/replace", {}))[0] == 403
+            assert refusal(admin_api.get("engine/replace"))[0] == 405
+        finally:
+            runtime.remove(ENGINE_CLIENT)
+        assert AuditEvent.objects.get(subject="engine processes").detail == "replacing all 3"
 
 
 class TestSAEs:
@@ -493,7 +510,7 @@ class TestLogs:
     def test_a_program_scores_with_the_key_of_an_account(self, auditor_api: Api, researcher_api: Api):
         answer = auditor_api("PUT", "logs/req_001/score", {"value": 0.25})
         assert answer.status_code == 200
-        assert answer.json()["scores"] == [{"user": "aldo", "value": 0.25, "note": ""}]
+        assert answer.json()["scores"] == [{"user": "aldo", "name": "", "value": 0.25, "note": ""}]
         boss = api_of(make_user("boss", is_superuser=True))
         boss("PUT", "logs/req_001/score", {"value": 1, "note": "Quotes the secret."})
         auditor_api("PUT", "logs/req_001/score", {"value": 0.5})
@@ -506,7 +523,12 @@ class TestLogs:
         assert "secret" not in api_of(scorer).get("logs/req_001").content.decode()
         refused = api_of(scorer)("PUT", "logs/req_001/score", {"value": 0.5, "note": "Bad."})
         assert refusal(refused) == (403, "permission_denied", "note")
+        auditor_api("PUT", "logs/req_001/score", {"value": 0, "name": "funny"})
         assert auditor_api("DELETE", "logs/req_001/score").status_code == 204
+        names = [(score["user"], score["name"]) for score in boss.get("logs/req_001").json()["scores"]]
+        assert names == [("boss", ""), ("aldo", "funny")]
+        assert refusal(auditor_api("DELETE", "logs/req_001/score?of=funny"))[0] == 400
+        assert auditor_api("DELETE", "logs/req_001/score?name=funny").status_code == 204
         assert [score["user"] for score in boss.get("logs/req_001").json()["scores"]] == ["boss"]
         assert researcher_api("PUT", "logs/req_001/score", {"value": 1}).status_code in {403, 404}
 

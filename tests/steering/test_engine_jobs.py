@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +14,10 @@ from transformers import AutoTokenizer
 
 from core.runtime import runtime
 from inference import services as inference_services
-from inference.client import ENGINE_CLIENT, EngineDownError, LocalEngineClient
+from inference.client import ENGINE_CLIENT, EngineDownError, LocalEngineClient, Request
 from inference.engine.config import EngineConfig
 from inference.engine.loop import EngineLoop
+from inference.event_stream import LocalEventStream
 from inference.interventions import Site
 from inference.registry.registry import MODEL_REGISTRY, ModelRegistry
 from inference.registry.standalone_model import load_standalone
@@ -37,10 +40,17 @@ LOSSES = ("model_loss", "spliced_loss", "zero_loss", "mean_loss")
 LABELS = (FeatureLabel(0, "rain"), FeatureLabel(1, "the cat sat"), FeatureLabel(7, "the sea", description="and waves"))
 
 
+class PicklingClient(LocalEngineClient):
+    """Takes only what an engine in another process could get."""
+
+    async def submit(self, requests: Sequence[Request]) -> LocalEventStream:
+        return await super().submit(pickle.loads(pickle.dumps(requests)))  # noqa: S301 - our own
+
+
 @pytest.fixture
 def engine():
     """The process' engine and registry."""
-    client = LocalEngineClient(lambda publish: EngineLoop(EngineConfig(max_prefill_tokens=64), publish))
+    client = PicklingClient(lambda publish: EngineLoop(EngineConfig(max_prefill_tokens=64), publish))
     client.start()
     registry = ModelRegistry(
         client.engine, is_busy=client.is_busy, kv_unwritten=lambda name: client.stats().kv_unwritten(name)

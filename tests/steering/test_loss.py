@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from inference.interventions import Site
 from inference.models import LanguageModel
 from inference.registry.standalone_model import StandaloneModel, load_standalone
+from inference.steering_refs import SAESource
 from steering.measuring.document import TokenisedDocument
 from steering.measuring.loss import loss_recovered, measure_loss
 from steering.measuring.measurement import measure_sae
@@ -63,9 +64,10 @@ def hooked_loss(folder, found: list[TokenisedDocument], replace: Callable[[Tenso
 
 def test_losses_equal_those_of_plain_hooks(reader, folder, tmp_path):
     sae = load_sae(write_sae(tmp_path, sae_config(d_in=32), random_weights(d_in=32)))
+    source = SAESource("random", sae.key, str(tmp_path), "", "")
     found = documents(reader)
     measurement = measure_sae(sae, SITE, found, reader)
-    loss = measure_loss(sae, SITE, found, measurement, reader)
+    loss = measure_loss(sae, source, SITE, found, measurement, reader)
     assert loss is not None
     assert loss.num_tokens == sum(sum(document.is_ordinary[:-1]) for document in found)
     mean = measurement.reconstruction.mean

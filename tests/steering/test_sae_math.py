@@ -142,3 +142,16 @@ def test_old_topk_takes_k_from_the_activation_function(tmp_path):
 def test_memory_is_what_the_weights_take(tmp_path):
     sae = load_sae(write_sae(tmp_path))
     assert sae.num_bytes == 4 * sum(value.size for value in random_weights().values())
+
+
+@pytest.mark.parametrize("architecture", ["standard", "jumprelu", "topk"])
+def test_weights_loaded_in_inference_mode_can_be_differentiated_through(architecture: str, tmp_path):
+    """The first use of an SAE may be a search of similar features, the next one an attribution."""
+    with torch.inference_mode():
+        sae = load_sae(write_sae(tmp_path, sae_config(architecture)))
+        copied = sae._on(torch.device("meta"))
+    assert not any(tensor.is_inference() for part in (sae.weights, copied) for tensor in part.tensors().values())
+    h = as_tensor(residuals())
+    activations = sae.encode(h).requires_grad_()
+    (slope,) = torch.autograd.grad(sae.decode(activations, h).sum(), activations)
+    np.testing.assert_allclose(slope[0], sae.weights.W_dec.sum(1), rtol=1e-4, atol=1e-5)
