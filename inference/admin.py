@@ -138,8 +138,9 @@ LIVE_FIELDS = (
 
 TEXT_FIELDS = frozenset(  # which models for audio, images and videos do not have
     {
-        *("limits", "kernels", "engine_settings", "quantization", "context_length", "default_profile"),
+        *("limits", "kernels", "engine_settings", "quantization", "context_length", "replicas", "default_profile"),
         *("chat_template", "tool_format", "shared_prefix_cache"),
+        *("input_price", "cached_input_price", "output_price"),
     }
 )
 
@@ -168,7 +169,10 @@ class LanguageModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it take
         (
             "Load settings",
             {
-                "fields": ("dtype", "device", "quantization", "context_length", "autoload", "pinned", "keep_alive_s"),
+                "fields": (
+                    *("dtype", "device", "quantization", "context_length"),
+                    *("replicas", "autoload", "pinned", "keep_alive_s"),
+                ),
                 "classes": (SETTINGS_PART,),
                 "description": "Changes to these, the source or the chat template take effect at the next load.",
             },
@@ -183,6 +187,9 @@ class LanguageModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it take
                     "chat_template",
                     "tool_format",
                     "shared_prefix_cache",
+                    "input_price",
+                    "cached_input_price",
+                    "output_price",
                 ),
                 "classes": (SETTINGS_PART,),
             },

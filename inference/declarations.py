@@ -50,7 +50,11 @@ class ModelConfig(_Strict):
     trust_remote_code: bool = False
     allow_pickle: bool = False
     keep_alive_s: int | None = Field(None, ge=0)
+    replicas: int | None = Field(None, ge=1)
     shared_prefix_cache: bool = False
+    input_price: float | None = Field(None, ge=0)
+    cached_input_price: float | None = Field(None, ge=0)
+    output_price: float | None = Field(None, ge=0)
     use_as: str = ""
     sampling: dict[str, bool | int | float | str] = {}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from django.conf import settings
 from django.contrib.postgres.fields import ArrayField
 from django.core.exceptions import ValidationError
+from django.core.validators import MinValueValidator
 from django.db import models
 from django.db.models.functions import Now
 
@@ -97,6 +98,27 @@ class LanguageModel(models.Model):
         help_text="Users share cached prompt prefixes, which helps with a common system prompt. From "
         '"cached_tokens" and the time to first token, a user can then tell whether someone else sent the '
         "same prefix. Off: prefixes are shared only between requests of one user.",
+    )
+    input_price = models.FloatField(
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(0)],
+        help_text="Price per million input tokens, in your currency, to show the cost of requests. Empty: unknown.",
+    )
+    cached_input_price = models.FloatField(
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(0)],
+        help_text="Price per million input tokens that were in the prefix cache. Empty: the input price.",
+    )
+    output_price = models.FloatField(
+        null=True, blank=True, validators=[MinValueValidator(0)], help_text="Price per million output tokens."
+    )
+    replicas = models.PositiveSmallIntegerField(
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(1)],
+        help_text="With several engine processes: how many load the model. Empty: all.",
     )
     is_default = models.BooleanField(
         "default", default=False, help_text="Used by requests that name no model. At most one model of each kind."

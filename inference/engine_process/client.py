@@ -23,6 +23,7 @@ from inference.engine_process.replicas import Replica, ReplicaSet
 from inference.engine_process.router import KEYS_PER_REPLICA, Router, routing_keys, steering_key
 from inference.event_stream import LocalEventStream, post
 from inference.registry.loading import ModelLoading
+from inference.registry.memory_plan import Place
 from inference.steering_refs import STEERING_COMPILER, SAESource, SteeringRef, SteeringSpec
 
 logger = logging.getLogger(__name__)
@@ -134,6 +135,9 @@ class ProcessEngineClient:
     def settings(self) -> dict[str, object]:
         return dataclasses.asdict(self._config)
 
+    def replace_processes(self) -> int:
+        return self._replicas.replace_all()
+
     def stop(self, drain_s: float) -> None:
         self._replicas.stop(drain_s)
 
@@ -151,7 +155,8 @@ def _best(
 class ProcessModels:
     """The models in the engine's processes, for the registry: its engine, its loading and its measure of memory.
 
-    The registry plans for one replica. Each has an equal part of the memory of a device that it shares with others.
+    The registry plans for each replica that will load a model. Each has an equal part of the memory of a device that it
+    shares with others.
     """
 
     def __init__(self, replicas: ReplicaSet) -> None:
@@ -166,10 +171,12 @@ class ProcessModels:
             device_of=self._device_of,
             release=self._release,
             free_unused=self._free_unused,
+            places=self._places,
+            wait_for_places=self._replicas.wait_for_places,
         )
 
     def attach(self, loaded: LoadedFacts, kv_bytes: int) -> Future[None]:
-        self._replicas.attach(self._specs[loaded.name], kv_bytes)
+        self._replicas.attach(self._specs[loaded.name], kv_bytes, loaded.memory_bytes)
         return _done()
 
     def detach(self, name: str) -> Future[Any]:
@@ -180,8 +187,26 @@ class ProcessModels:
         """Return the memory of one replica: that of the device with least of it, divided among its replicas."""
         self._replicas.wait()
         measures: list[DeviceMemory] = self._replicas.call_all("measure", device)
+        return self._share(device, min(each.total for each in measures), min(each.free for each in measures))
+
+    def _share(self, device: str, total: int, free: int) -> DeviceMemory:
         share = self._replicas.num_sharing(device)
-        return DeviceMemory(min(each.total for each in measures) // share, min(each.free for each in measures) // share)
+        return DeviceMemory(total // share, free // share)
+
+    def _places(self, spec: ModelSpec) -> list[Place]:
+        """Return the replicas that would load a model now, with the models that they lack."""
+        replicas = self._replicas.places(spec)
+        device = self._device_of(spec)
+        calls = [each.supervisor.call("measure", device) for each in replicas]
+        places = []
+        for each, call in zip(replicas, calls, strict=True):
+            with suppress(EngineDownError):
+                memory: DeviceMemory = call.result()
+                elsewhere = self._replicas.models - self._replicas.models_of(each)
+                places.append(Place(self._share(device, memory.total, memory.free), elsewhere))
+        if not places:
+            raise self._replicas.down_error()
+        return places
 
     def _load(self, spec: ModelSpec) -> LoadedFacts:
         self._specs[spec.name] = spec

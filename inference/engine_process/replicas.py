@@ -1,4 +1,4 @@
-"""The engine processes of a server: one, or several with the same models."""
+"""The engine processes of a server: one, or several that share its models."""
 
 from __future__ import annotations
 
@@ -36,11 +36,31 @@ OnWaiting = Callable[[list[WaitingStream]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class WantedModel:
-    """A model that all replicas should have. ``kv_bytes``: the KV cache of each."""
+class ServedModel:
+    """A model that the replicas with these ``numbers`` serve, or should; None: all. ``num_bytes``: the memory of each,
+    with a KV cache of ``kv_bytes``.
+    """
 
     spec: ModelSpec
     kv_bytes: int
+    num_bytes: int
+    numbers: frozenset[int] | None
+
+    @property
+    def lacks_replicas(self) -> bool:
+        """Whether more replicas should have it than there are."""
+        return self.numbers is None or len(self.numbers) < self.spec.replicas
+
+    def belongs_on(self, number: int) -> bool:
+        return self.numbers is None or number in self.numbers
+
+    def on(self, number: int) -> ServedModel:
+        """Return the model with one more replica."""
+        return self if self.numbers is None else replace(self, numbers=self.numbers | {number})
+
+    def without(self, number: int) -> ServedModel:
+        """Return the model without a replica that is removed."""
+        return self if self.numbers is None else replace(self, numbers=self.numbers - {number})
 
 
 class Replica:
@@ -51,6 +71,8 @@ class Replica:
         self.supervisor = supervisor
         self.streams = ReplicaStreams(supervisor.cancel)
         self.is_draining = False  # it finishes its sequences and gets no more
+        self.is_outdated = False  # it is to be replaced by a new one
+        self.has_successor = False  # which has been added already
         self.incarnation: Hashable = (number, 0)
         self._lock = threading.Lock()
         self._generation = 0
@@ -156,9 +178,9 @@ class Replica:
         with suppress(EngineDownError):
             self.supervisor.call("release", name).result()
 
-    def catch_up(self, name: str, find: Callable[[str], WantedModel | None]) -> None:
+    def catch_up(self, name: str, find: Callable[[str], ServedModel | None]) -> None:
         """Queue a model to be loaded that other replicas have, unless it is queued or failed recently. ``find`` returns
-        it as long as it is wanted.
+        it as long as it is served.
         """
         with self._lock:
             if name in self._catching_up or self._retry_at.get(name, 0.0) > time.monotonic():
@@ -200,17 +222,17 @@ class Replica:
     def _reported(self, model: str) -> ModelStats | None:
         return next((each for each in self.supervisor.reported.by_model if each.name == model), None)
 
-    def _catch_up(self, name: str, find: Callable[[str], WantedModel | None]) -> None:
+    def _catch_up(self, name: str, find: Callable[[str], ServedModel | None]) -> None:
         try:
-            wanted = find(name)
-            if wanted is None or name in self._attached or not self.is_up:
+            served = find(name)
+            if served is None or name in self._attached or not self.is_up:
                 return
-            self.load(wanted.spec)
+            self.load(served.spec)
             try:
                 if find(name) is None:  # it was unloaded meanwhile
                     self.release(name)
                     return
-                self.attach(name, wanted.kv_bytes)
+                self.attach(name, served.kv_bytes)
             except BaseException:
                 self.release(name)
                 raise
@@ -225,7 +247,8 @@ class Replica:
 
 
 class ReplicaSet:
-    """The replicas of a server. They all get the same models; one that starts again loads them again.
+    """The replicas of a server. Each model is on all of them, or on as many as its specification says. A replica that
+    starts again loads its models again.
 
     ``launcher`` returns what starts the replica of a number. Numbers of removed replicas are used again. ``close`` is
     called after all have stopped.
@@ -246,8 +269,8 @@ class ReplicaSet:
         self._stall_s = stall_s
         self._on_lost: OnLost = lambda names: None
         self._on_waiting: OnWaiting = lambda streams: None
-        self._lock = threading.Lock()  # guards the replicas and the wanted models
-        self._wanted: dict[str, WantedModel] = {}
+        self._lock = threading.Lock()  # guards the replicas and the served models
+        self._served: dict[str, ServedModel] = {}
         self._has_waited = False
         self._removed_restarts = 0
         self._policy = ScalingPolicy(least, max(least, most), patience_s)
@@ -308,6 +331,15 @@ class ReplicaSet:
         working = [each for each in having if each.supervisor.reported.is_up and not each.supervisor.is_silent]
         return working or having or up
 
+    def replace_all(self) -> int:
+        """Begin to replace the replicas, one after the other. Return their number; 0 if there can be only one."""
+        if self.is_single:
+            return 0
+        outdated = self.all
+        for each in outdated:
+            each.is_outdated = True
+        return len(outdated)
+
     def stats(self) -> EngineStats:
         replicas = self.all
         if self.is_single:
@@ -353,10 +385,33 @@ class ReplicaSet:
         """
         return self._results([each.supervisor.call(method, *arguments) for each in self.up])
 
-    def load(self, spec: ModelSpec) -> LoadedFacts:
-        """Load a model on all replicas. Raise what one of them raises, and load it on none."""
+    def places(self, spec: ModelSpec) -> list[Replica]:
+        """Return the replicas that would load a model now: all, or as many as it says, those first whose models need
+        the least memory. There may be none.
+        """
         self.wait()
-        replicas = self.up
+        limit = self._limit(spec)
+        if not limit:
+            return self.up
+        return sorted(self.up, key=lambda each: (self._num_bytes(each.number), each.number))[:limit]
+
+    def wait_for_places(self, spec: ModelSpec) -> None:
+        """Wait until the replicas have started among which those are chosen that load a model."""
+        self.wait(for_all=self._limit(spec) > 0)
+
+    @property
+    def models(self) -> frozenset[str]:
+        """The names of all models that are served."""
+        return frozenset(self._served.copy())
+
+    def models_of(self, replica: Replica) -> frozenset[str]:
+        """Return the names of the models that a replica has or should load."""
+        return frozenset(name for name, served in self._served.copy().items() if served.belongs_on(replica.number))
+
+    def load(self, spec: ModelSpec) -> LoadedFacts:
+        """Load a model on its replicas. Raise what one of them raises, and load it on none."""
+        self.wait_for_places(spec)
+        replicas = self.places(spec)
         loads = [each.run(partial(each.load, spec)) for each in replicas]
         try:
             return self._results(loads)[0]
@@ -365,8 +420,11 @@ class ReplicaSet:
                 each.run(partial(each.release, spec.name))
             raise
 
-    def attach(self, spec: ModelSpec, kv_bytes: int) -> None:
-        """Serve a model where it was loaded, or nowhere. Replicas that started since, or start later, load it too."""
+    def attach(self, spec: ModelSpec, kv_bytes: int, num_bytes: int) -> None:
+        """Serve a model where it was loaded, or nowhere. Replicas that start later load it too, as many as it says.
+
+        ``num_bytes``: the memory of the model on one replica, without its KV cache.
+        """
         loaded = [each for each in self.up if each.has_loaded(spec.name)]
         attaches = [each.run(partial(each.attach, spec.name, kv_bytes)) for each in loaded]
         try:
@@ -375,22 +433,23 @@ class ReplicaSet:
             for each in _successful(loaded, attaches):
                 each.run(partial(each.detach, spec.name))
             raise
+        numbers = frozenset(each.number for each in loaded) if self._limit(spec) else None
         with self._lock:
-            self._wanted[spec.name] = WantedModel(spec, kv_bytes)
+            self._served[spec.name] = ServedModel(spec, kv_bytes, num_bytes + kv_bytes, numbers)
 
     def detach(self, name: str) -> None:
         """Stop to serve a model. Raise what a replica raises, or EngineDownError if none is up."""
         with self._lock:
-            wanted = self._wanted.pop(name, None)
+            served = self._served.pop(name, None)
         up = [each for each in self.all if each.is_up]
         try:
             detaches = [each.run(partial(each.detach, name)) for each in up if each.has(name)]
             if detaches or not up:
                 self._results(detaches)
         except BaseException:
-            if wanted is not None:
+            if served is not None:
                 with self._lock:
-                    self._wanted[name] = wanted
+                    self._served[name] = served
             raise
 
     def release(self, name: str) -> None:
@@ -398,13 +457,13 @@ class ReplicaSet:
         for release in [each.run(partial(each.release, name)) for each in self.all if each.is_up]:
             release.result()
 
-    def wait(self) -> None:
-        """Wait until a replica has started or all fail to; at first, for the others too, so that they load together."""
+    def wait(self, *, for_all: bool = False) -> None:
+        """Wait until a replica has started or all fail to; at first or if asked, for the others too."""
         deadline = time.monotonic() + START_S
         while not self.up and any(each.supervisor.is_starting for each in self.all) and time.monotonic() < deadline:
             time.sleep(POLL_S)
         deadline = time.monotonic() + OTHERS_S
-        while not self._has_waited and self.up and time.monotonic() < deadline:
+        while (for_all or not self._has_waited) and self.up and time.monotonic() < deadline:
             if not any(each.supervisor.is_starting for each in self.all):
                 break
             time.sleep(POLL_S)
@@ -414,9 +473,8 @@ class ReplicaSet:
         """Have a replica load the models that it lacks."""
         if not replica.is_up or replica.is_draining:
             return
-        for name in list(self._wanted):
-            if name not in replica.attached:
-                replica.catch_up(name, self._wanted.get)
+        for name in self.models_of(replica) - replica.attached:
+            replica.catch_up(name, self._served.get)
 
     def _results(self, futures: Sequence[Future[T]]) -> list[T]:
         """Wait for all, and return the results of the replicas that did not end meanwhile. Raise the first other error,
@@ -446,24 +504,52 @@ class ReplicaSet:
         replica.supervisor.listen(
             replica.streams.publish, lambda: self._note_death(replica), lambda: self.catch_up(replica)
         )
-        self.all = (*self.all, replica)
+        self.all = tuple(sorted((*self.all, replica), key=lambda each: each.number))
         return replica
+
+    def _limit(self, spec: ModelSpec) -> int:
+        """Return how many replicas may have a model; 0: all."""
+        return spec.replicas if spec.replicas < self.most else 0
+
+    def _num_bytes(self, number: int) -> int:
+        """Return the memory of the models that the replica with that number has or should load."""
+        return sum(served.num_bytes for served in self._served.copy().values() if served.belongs_on(number))
+
+    def _assign_models(self) -> None:
+        """Assign models that should have more replicas to those with room for them, first to those that are up: all
+        models of one may need as much memory as those of another, because the registry has planned for that.
+        """
+        staying = [each for each in self.all if not each.is_draining]
+        with self._lock:
+            room = max((self._num_bytes(each.number) for each in staying), default=0)
+            for each in sorted(staying, key=lambda each: (self._num_bytes(each.number), not each.is_up)):
+                number = each.number
+                for name, served in self._served.items():
+                    is_lacking = served.lacks_replicas and not served.belongs_on(number)
+                    if is_lacking and self._num_bytes(number) + served.num_bytes <= room:
+                        self._served[name] = served.on(number)
+
+    def _waits_for_replica(self, name: str) -> bool:
+        """Return whether another replica would get the model."""
+        served = self._served.get(name)
+        return served is None or served.lacks_replicas
 
     def _note_death(self, replica: Replica) -> None:
         had, waiting = replica.note_death()
         with self._lock:
             lost = frozenset(name for name in had if not any(name in each.attached for each in self.all))
             for name in lost:
-                self._wanted.pop(name, None)
+                self._served.pop(name, None)
         if lost:
             self._on_lost(lost)
         if waiting:
             self._on_waiting(waiting)
 
     def _keep(self) -> None:
-        """Keep the models on all replicas, and the number of replicas at what the load needs."""
+        """Keep the models on their replicas, and the number of replicas at what the load needs."""
         while not self._is_over.wait(TICK_S):
             try:
+                self._assign_models()
                 for each in self.all:
                     self.catch_up(each)
                 self._scale()
@@ -477,11 +563,14 @@ class ReplicaSet:
         active = [each for each in self.all if not each.is_draining]
         if any(each.supervisor.is_starting or each.is_catching_up for each in active):
             return
+        if any(each.is_outdated for each in self.all):
+            self._replace_next(active)
+            return
         reported = [each.supervisor.reported for each in active if each.is_up]
         target = self._policy.decide(
             time.monotonic(),
             replicas=len(active),
-            waiting=sum(stats.waiting for stats in reported),
+            waiting=sum(m.waiting for stats in reported for m in stats.by_model if self._waits_for_replica(m.name)),
             running=sum(stats.running for stats in reported),
             capacity=sum(max((m.limits.max_batch_size for m in stats.by_model), default=0) for stats in reported),
         )
@@ -502,16 +591,63 @@ class ReplicaSet:
     def _shrink(self, active: Sequence[Replica]) -> None:
         """Drain the replica with the fewest sequences among those whose models others have."""
         for each in sorted(active, key=lambda each: (each.num_sequences, -each.number)):
-            others = frozenset[str]().union(*(other.attached for other in active if other is not each))
-            if each.attached <= others:
+            if _can_leave(each, active):
                 logger.info("Replica %d is removed once its requests have finished.", each.number)
                 each.is_draining = True
                 return
 
+    def _replace_next(self, active: Sequence[Replica]) -> None:
+        """Drain the next replica that is to be replaced, unless one drains. One that alone has a model gets a successor
+        first, which loads its models.
+        """
+        if any(each.is_draining and each.is_outdated for each in self.all):
+            return
+        outdated = [each for each in active if each.is_outdated]
+        leaving = next((each for each in outdated if _can_leave(each, active)), None)
+        if leaving is not None:
+            logger.info("Replica %d is replaced once its requests have finished.", leaving.number)
+            leaving.is_draining = True
+        elif not all(each.is_up for each in active) or any(each.has_successor for each in outdated):
+            return  # until they have started and have the models
+        elif len(active) < self.most:
+            outdated[0].has_successor = True
+            successor = self._add()
+            with self._lock:
+                for name in self.models_of(outdated[0]):
+                    self._served[name] = self._served[name].on(successor.number)
+            successor.supervisor.start()
+        else:
+            for each in outdated:
+                logger.warning(
+                    "Replica %d is not replaced, because no other has %s and MILLM_ENGINE_MAX_REPLICAS is %d.",
+                    each.number,
+                    ", ".join(sorted(_only_on(each, active))),
+                    self.most,
+                )
+                each.is_outdated = False
+
     def _remove(self, replica: Replica) -> None:
         self.all = tuple(each for each in self.all if each is not replica)
         self._removed_restarts += replica.supervisor.stats().restarts
-        threading.Thread(target=replica.stop, args=(0.0,), name="engine-stop", daemon=True).start()
+        if replica.is_outdated:
+            replica.stop(0.0)  # its memory is free before the new one needs it
+        else:
+            threading.Thread(target=replica.stop, args=(0.0,), name="engine-stop", daemon=True).start()
+        if replica.is_outdated and not replica.has_successor:
+            self._add().supervisor.start()
+            return
+        with self._lock:
+            self._served = {name: served.without(replica.number) for name, served in self._served.items()}
+
+
+def _can_leave(replica: Replica, active: Sequence[Replica]) -> bool:
+    """Return whether others have all its models, and one of them is up."""
+    return any(each.is_up for each in active if each is not replica) and not _only_on(replica, active)
+
+
+def _only_on(replica: Replica, active: Sequence[Replica]) -> frozenset[str]:
+    """Return the models that no other replica has."""
+    return replica.attached.difference(*(each.attached for each in active if each is not replica))
 
 
 def _successful(replicas: Sequence[Replica], futures: Sequence[Future[Any]]) -> list[Replica]:

@@ -137,6 +137,10 @@ class WorkerEngineClient:
     def settings(self) -> dict[str, object]:
         return dataclasses.asdict(self._config)
 
+    def replace_processes(self) -> int:
+        count: int = self._engine.call("replace_processes").result(ANSWER_S)
+        return count
+
     def take(self, message: Message) -> bool:
         """Take events or a report from the link. Return False for another message."""
         match message:

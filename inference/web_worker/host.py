@@ -61,7 +61,11 @@ class EngineRelay:
             "load_sae": lambda source: loaded_saes().load_sae(source),
             "loaded_bytes": lambda checksum: loaded_saes().loaded_bytes(checksum),
         }
-        self._quick: dict[str, Act] = {"use": registry.loaded_card, "load_status": registry.load_status}
+        self._quick: dict[str, Act] = {
+            "use": registry.loaded_card,
+            "load_status": registry.load_status,
+            "replace_processes": client.replace_processes,
+        }
         self._started: dict[str, Callable[..., Future[Any]]] = {"load": registry.load, "unload": self._unload}
 
     def handle(self, message: Message) -> bool:

@@ -23,6 +23,7 @@ from inference.engine.models.facts import DeviceMemory, MemoryEstimate
 from inference.engine.stats import ModelStats
 from inference.interventions import FeatureEncoder, Intervention, Site
 from inference.registry.loading import ModelLoading
+from inference.registry.memory_plan import Place
 from inference.steering_refs import CompiledSteering, SAERef, SAESource, SteeringRef, SteeringSpec
 from tests.inference.tokenizers import qwen_tokenizer
 
@@ -140,13 +141,14 @@ class FakeLoader:
     """Counts loads; waits for ``gate`` and raises ``failure`` if there is one.
 
     ``sizes`` are the models' estimates in bytes, ``caches`` their parts for keys and values, the least and the most;
-    ``released`` the names of those whose memory was given back.
+    ``released`` the names of those whose memory was given back; ``places`` where models will be loaded.
     """
 
     def __init__(self) -> None:
         self.sizes: dict[str, int] = {}
         self.caches: dict[str, tuple[int, int]] = {}
         self.released: list[str] = []
+        self.places: list[Place] = [Place()]
         self.specs: list[object] = []
         self.gate = threading.Event()
         self.gate.set()
@@ -168,6 +170,7 @@ class FakeLoader:
             device_of=lambda spec: "cpu",
             release=lambda loaded: self.released.append(loaded.name),
             free_unused=lambda: self.released.append("unused"),
+            places=lambda spec: self.places,
         )
 
     def _estimate(self, spec) -> MemoryEstimate:

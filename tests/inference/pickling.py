@@ -59,6 +59,9 @@ class PicklingClient:
     def settings(self) -> dict[str, object]:
         return copied(self._client.settings())
 
+    def replace_processes(self) -> int:
+        return self._client.replace_processes()
+
     def stop(self, drain_s: float) -> None:
         self._client.stop(drain_s)
 

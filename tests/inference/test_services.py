@@ -206,6 +206,7 @@ def test_a_file_is_applied_and_applied_again(declare, model_dir):
         device = "cpu"
         context_length = 128
         keep_alive_s = 5
+        replicas = 2
         shared_prefix_cache = true
         sampling = {{ top_k = 5 }}
     """)
@@ -213,6 +214,7 @@ def test_a_file_is_applied_and_applied_again(declare, model_dir):
     model = LanguageModel.objects.get()
     assert (model.is_default, model.autoload, model.aliases, model.default_profile) == (True, True, ["tiny"], "joyful")
     assert (model.dtype, model.device, model.context_length, model.keep_alive_s) == ("float32", "cpu", 128, 5)
+    assert model.replicas == 2
     assert model.default_sampling == {"top_k": 5}
     assert model.shared_prefix_cache
     assert model_record(model).shared_prefix_cache

@@ -103,6 +103,9 @@ class TestEngine:
         assert not pair.local.is_busy("m")
         assert pair.changes == 2
 
+    async def test_a_worker_asks_for_new_processes(self, pair: Pair) -> None:
+        assert await asyncio.to_thread(pair.client.replace_processes) == 0, "a thread cannot be replaced"
+
     async def test_the_main_process_keeps_no_events_of_its_own(self, pair: Pair) -> None:
         """A worker's reader may be slow: what it has not read waits there, within that stream's limit."""
         stream = await pair.client.submit(requests())

@@ -33,7 +33,11 @@ OPTIONS = (
     "autoload",
     "pinned",
     "keep_alive_s",
+    "replicas",
     "shared_prefix_cache",
+    "input_price",
+    "cached_input_price",
+    "output_price",
     "trust_remote_code",
     "allow_pickle",
 )
@@ -89,10 +93,22 @@ class Command(MillmCommand):
             "--keep-alive", type=int, dest="keep_alive_s", help="seconds idle before it is unloaded; 0: never"
         )
         parser.add_argument(
+            "--replicas", type=int, help="with several engine processes: how many load it (default: all)"
+        )
+        parser.add_argument(
             "--shared-prefix-cache",
             action="store_true",
             help="share cached prompt prefixes between users; users can then infer prefixes of others' prompts",
         )
+        parser.add_argument(
+            "--input-price", type=float, help="price per million input tokens, for the cost of requests"
+        )
+        parser.add_argument(
+            "--cached-input-price",
+            type=float,
+            help="price per million input tokens from the prefix cache (default: the input price)",
+        )
+        parser.add_argument("--output-price", type=float, help="price per million output tokens")
         parser.add_argument(
             "--trust-remote-code",
             action="store_true",

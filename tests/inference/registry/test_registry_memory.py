@@ -9,7 +9,7 @@ import pytest
 from inference.client import EngineDownError, NotEnoughMemoryError
 from inference.engine.errors import LoadError
 from inference.models import LanguageModel
-from inference.registry.memory_plan import MemoryBudget
+from inference.registry.memory_plan import MemoryBudget, Place
 from inference.registry.model_card import ModelLoadFailedError, ModelNotReadyError
 from inference.registry.registry import ModelRegistry
 from tests.database import in_thread
@@ -122,6 +122,22 @@ async def test_a_model_that_cannot_fit_is_refused_with_both_numbers_and_nobody_g
     assert ((await row("huge")).state, (await row("huge")).error) == (State.FAILED, message)
     assert [spec.name for spec in parts.loader.specs] == ["a"], "nothing was loaded"
     assert registry.is_loaded("a")
+
+
+async def test_models_elsewhere_need_no_memory_here_and_the_fullest_place_counts(registry, parts):
+    """The budget of each place is 30 for models of 10. The first place has a, b and c, the second one only c."""
+    for name in "abcde":
+        await amake(name)
+    await load(registry, parts, "a", "b", "c")
+    first, second = Place(), Place(elsewhere=frozenset("ab"))
+
+    parts.loader.places = [second]
+    await load(registry, parts, "d")
+    assert set(parts.engine.attached) == {"a", "b", "c", "d"}
+
+    parts.loader.places = [second, first]  # "d" is in both
+    await load(registry, parts, "e")
+    assert set(parts.engine.attached) == {"c", "d", "e"}
 
 
 async def test_memory_that_others_took_counts(registry, parts, device):
