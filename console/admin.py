@@ -1,4 +1,4 @@
-"""Saved lists, users and groups in the admin: of a user, one page for name, password and role.
+"""Saved lists, public features, users and groups in the admin: of a user, one page for name, password and role.
 
 Users who are not superusers can change only accounts and groups within their own permissions, and grant no others.
 """
@@ -6,6 +6,7 @@ Users who are not superusers can change only accounts and groups within their ow
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlencode
 
 from django.contrib import admin
 from django.contrib.admin.utils import unquote
@@ -14,12 +15,16 @@ from django.contrib.auth.forms import AdminUserCreationForm
 from django.contrib.auth.models import Group, User
 from django.db.models import Count, QuerySet
 from django.forms import CheckboxSelectMultiple
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 
 from console.annotations import services
 from console.annotations.pages import listed_items, visible_items
-from console.models import SavedList, SingleSignOnIdentity
+from console.models import SavedList, SharedFeature, SingleSignOnIdentity
+from core.read_only_admin import ReadOnlyAdmin
 from inference.permissions import grantable_groups, grantable_permissions, has_rights_of, is_superuser
+from steering.features.admin import feature_url
 
 admin.site.unregister(User)
 admin.site.unregister(Group)
@@ -127,6 +132,8 @@ class SavedListAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic
             rows = visible_items(request.user, saved_list)
             context["items"] = listed_items(request.user, list(rows[:MAX_ITEMS]))  # type: ignore[arg-type]  # staff
             context["num_more"] = max(0, rows.count() - MAX_ITEMS)
+            if rows.exclude(request=None).exists():
+                context["log_query"] = urlencode({"saved": saved_list.name})
         return super().change_view(request, object_id, form_url, context)
 
     def save_model(self, request: HttpRequest, obj: SavedList, form: Any, change: bool) -> None:  # noqa: FBT001 - Django's
@@ -152,6 +159,34 @@ class SavedListAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic
     @admin.display(description="entries", ordering="item_count")
     def num_items(self, saved_list: SavedList) -> int:
         return int(saved_list.item_count)  # type: ignore[attr-defined]
+
+
+@admin.register(SharedFeature)
+class SharedFeatureAdmin(ReadOnlyAdmin):
+    """Features whose pages are public. The menu of a feature's page shares it, and stops that."""
+
+    empty_words = "No public pages. Share on the page of a feature creates one."
+    list_display = ("feature_link", "model_name", "shared_by", "shared_at")
+    list_display_links = None
+    list_select_related = ("feature__sae__model", "shared_by")
+    search_fields = ("feature__label", "feature__sae__name")
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Lead to the page of the feature, where sharing is stopped."""
+        shared = self.get_object(request, unquote(object_id))
+        if not isinstance(shared, SharedFeature) or not self.has_view_permission(request, shared):
+            return super().change_view(request, object_id, form_url, extra_context)
+        return HttpResponseRedirect(feature_url(shared.feature))
+
+    @admin.display(description="feature", ordering="feature__label")
+    def feature_link(self, shared: SharedFeature) -> SafeString:
+        return format_html('<a href="{}">{}</a>', feature_url(shared.feature), shared.feature)
+
+    @admin.display(description="model", ordering="feature__sae__model__name")
+    def model_name(self, shared: SharedFeature) -> str:
+        return shared.feature.sae.model.name
 
 
 MAX_ITEMS = 500  # shown

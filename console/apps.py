@@ -9,7 +9,7 @@ class ConsoleConfig(AppConfig):
 
     def ready(self) -> None:
         """Import the modules that register pages, endpoints and live topics."""
-        from console import dashboard, search  # noqa: F401
+        from console import dashboard, search, sharing  # noqa: F401
         from console.annotations import pages as annotation_pages  # noqa: F401
         from console.live import topics  # noqa: F401
         from console.playground import pages  # noqa: F401

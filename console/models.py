@@ -131,7 +131,7 @@ class SubjectRow(models.Model):
 
     feature = models.ForeignKey(Feature, null=True, blank=True, on_delete=models.CASCADE, related_name="+")
     vector_set = models.ForeignKey(VectorSet, null=True, blank=True, on_delete=models.CASCADE, related_name="+")
-    request = models.ForeignKey(RequestLog, null=True, blank=True, on_delete=models.CASCADE, related_name="+")
+    request = models.ForeignKey(RequestLog, null=True, blank=True, on_delete=models.CASCADE, related_name="%(class)ss")
 
     class Meta:
         abstract = True
@@ -196,3 +196,21 @@ class Comment(SubjectRow):
 
     def __str__(self) -> str:
         return f"comment on {self.subject}"
+
+
+class SharedFeature(models.Model):
+    """A feature whose page is public to all who know its link. ``token`` is the secret part of the link."""
+
+    feature = models.OneToOneField(Feature, on_delete=models.CASCADE, related_name="+")
+    token = models.CharField(max_length=43, unique=True, editable=False)
+    lens = models.JSONField(null=True, editable=False, help_text="Promoted and suppressed tokens, with their logits.")
+    shared_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+")
+    shared_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        ordering = ("-shared_at", "-pk")
+        default_permissions = ("view", "add")
+        verbose_name = "public feature"
+
+    def __str__(self) -> str:
+        return f"public page of {self.feature}"

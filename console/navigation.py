@@ -44,7 +44,14 @@ SECTIONS: tuple[tuple[str, tuple[Entry, ...]], ...] = (
                 "flask-conical",
                 (Tab("Steering studio", page="studio"), Tab("Playground", page="playground")),
             ),
-            Entry("Saved", "bookmark", (Tab("Saved lists", model="console.SavedList"),)),
+            Entry(
+                "Saved",
+                "bookmark",
+                (
+                    Tab("Saved lists", model="console.SavedList"),
+                    Tab("Public features", model="console.SharedFeature"),
+                ),
+            ),
         ),
     ),
     (

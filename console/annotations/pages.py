@@ -18,6 +18,7 @@ from console.annotations import services
 from console.annotations.services import subject_field
 from console.models import Comment, SavedItem, SavedList, Subject
 from console.pages import Endpoint, register_endpoint
+from core.ids import key_in
 from core.times import utc_text
 from openai_api.models import LogAccess, RequestLog
 from openai_api.request_log.access import may_see_text, record_access
@@ -37,18 +38,14 @@ def find_subject(user: Viewer, kind: str, key: str) -> Subject:
     """Return an object that the user may see. Raise Http404, also for objects of others."""
     found: Subject | None = None
     if kind == "feature" and user.has_perm("steering.view_feature"):
-        found = Feature.objects.select_related("sae__model").filter(pk=_number(key)).first()
+        found = Feature.objects.select_related("sae__model").filter(pk=key_in(key)).first()
     elif kind == "vector_set" and user.has_perm("steering.view_vectorset"):
-        found = visible_vector_sets(user).select_related("model").filter(pk=_number(key)).first()
+        found = visible_vector_sets(user).select_related("model").filter(pk=key_in(key)).first()
     elif kind == "request" and user.has_perm("openai_api.view_requestlog"):
         found = RequestLog.objects.only("pk", "model").filter(pk=key[:64].replace("\0", "")).first()
     if found is None:
         raise Http404
     return found
-
-
-def _number(key: str) -> int:
-    return int(key) if key.isascii() and key.isdecimal() and len(key) < 18 else 0
 
 
 def subject_url(subject: Subject) -> str:
@@ -203,7 +200,7 @@ def save(request: HttpRequest) -> HttpResponse:
 
 def _chosen_list(request: HttpRequest, chosen: str) -> SavedList:
     if chosen:
-        found = SavedList.objects.filter(pk=_number(chosen)).first()
+        found = SavedList.objects.filter(pk=key_in(chosen)).first()
         if found is None:
             raise ValidationError("The list does not exist any more.")
         return found

@@ -1,4 +1,4 @@
-"""Tags that put comments and saved lists on the pages of features, vectors and requests."""
+"""Tags that put comments, saved lists and public links on the pages of features, vectors and requests."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from django.template.context import RequestContext
 
 from console.annotations.pages import comments_context, saved_context
 from console.models import Subject
+from console.sharing import share_context
+from steering.models import Feature
 
 register = template.Library()
 
@@ -23,6 +25,12 @@ def comments(context: RequestContext, subject: Subject) -> dict[str, Any]:
 def saved(context: RequestContext, subject: Subject) -> dict[str, Any]:
     """Render a menu of the lists that an object is in, and the form that saves it."""
     return {**saved_context(context["request"].user, subject), **_token(context)}
+
+
+@register.inclusion_tag("console/share.html", takes_context=True)
+def share_menu(context: RequestContext, feature: Feature) -> dict[str, Any]:
+    """Render a menu with the public link of a feature."""
+    return {**share_context(context["request"], feature), **_token(context)}
 
 
 def _token(context: RequestContext) -> dict[str, Any]:
