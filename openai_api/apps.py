@@ -70,13 +70,18 @@ def _rights(user: Any) -> tuple[tuple[str, Any], ...]:
 
 
 def _reread_keys_of_user(instance: Any, *, update_fields: frozenset[str] | None = None, **_: Any) -> None:
-    """Reload a user's keys after a change of the user. Logins, which only touch ``last_login``, are ignored."""
+    """Reload a user's keys after a change of the user. Logins, which only touch ``last_login``, are ignored.
+
+    A superuser without keys may be the first, who will own the static key: that is created when all keys are loaded.
+    """
     from openai_api.keys.authentication import snapshot
 
     if update_fields is None or set(update_fields) != {"last_login"}:
         keys = list(instance.api_keys.values_list("pk", flat=True))
         if keys:
             snapshot.invalidate(keys)
+        elif instance.is_superuser:
+            snapshot.invalidate()
 
 
 def _reread_keys(*, action: str = "", **_: Any) -> None:

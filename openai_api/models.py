@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from openai_api.keys.record import MANAGE_MODELS, MAX_INTENSITY, MEDIA_UNITS, DayUse, KeyRecord
 from openai_api.keys.scopes import Scope
-from openai_api.request_log.models import LogAccess, LogWords, RequestScore, SavedSearch
+from openai_api.request_log.models import METADATA, LogAccess, LogWords, RequestScore, SavedSearch
 
 __all__ = ("ApiKey", "KeyDay", "LogAccess", "RequestLog", "RequestScore", "SavedSearch")
 
@@ -311,6 +311,11 @@ class RequestLog(models.Model):
                 fields=("created_at",), condition=~models.Q(prompt="", completion=""), name="log_texts_time"
             ),
             GinIndex(LogWords("prompt", "completion"), name="log_words"),
+            GinIndex(  # names and values that clients gave their requests
+                OpClass(models.F(f"parameters__{METADATA}"), "jsonb_path_ops"),
+                condition=models.Q(parameters__has_key=METADATA),
+                name="log_metadata",
+            ),
         )
 
     def __str__(self) -> str:

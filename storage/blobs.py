@@ -27,6 +27,8 @@ BLOCK = 2**20
 CHECK_EVERY = 8 * BLOCK  # bytes between two checks of the free space
 BEGINNING = 64
 READ_BLOCK = 4 * BLOCK
+PART_BYTES = 4 * BLOCK  # of a growing file in a bucket
+UNFINISHED = ".unfinished"
 OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oci"})  # without folders
 _TIMES = ("LastModified", "last_modified", "mtime", "updated", "created")  # where file systems tell the age of a file
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -203,26 +205,38 @@ class RemoteBlobStore(BlobStore):
             self._make_folder_of(self._blob(name))
             self._files.put_file(str(path), self._blob(name))
 
-    # Folders of growing files: each sync sends what was written since the last one, as a part with its offset.
+    # Growing files are kept in parts of about PART_BYTES, named by their offset. A save replaces the part that grows,
+    # so that a long file has few parts. A part may end behind the next one's start.
 
     def save_part(self, file: str, source: Path, start: int) -> int:
         size = source.stat().st_size
         if size > start:
-            part = f"{self._path(file)}/{start:015d}"
+            first = start // PART_BYTES * PART_BYTES
+            part = f"{self._path(file)}/{first:015d}"
             with source.open("rb") as reading, _writable():
-                reading.seek(start)
+                reading.seek(first)
                 self._make_folder_of(part)
-                with self._files.open(part, "wb") as target:
-                    shutil.copyfileobj(reading, target, BLOCK)
+                self._replace(part, reading)
         return size
 
+    def _replace(self, path: str, reading: IO[bytes]) -> None:
+        """Write a file that is either the old or the new one for others, as an object in a bucket always is."""
+        is_object = bool(OBJECT_STORES.intersection(_protocols(self._files)))
+        written = path if is_object else f"{path}{UNFINISHED}"
+        with self._files.open(written, "wb") as target:
+            shutil.copyfileobj(reading, target, BLOCK)
+        if not is_object:
+            self._files.mv(written, path)
+
     def fetch_parts(self, file: str, target: Path) -> None:
-        parts = {int(PurePosixPath(path).name): path for path in self._find(file)}
+        names = {path: PurePosixPath(path).name for path in self._find(file)}
+        parts = {int(name): path for path, name in names.items() if not name.endswith(UNFINISHED)}
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("wb") as writing, _reachable():
             for start in sorted(parts):
-                if start != writing.tell():  # a part is missing: the rest cannot be used
+                if start > writing.tell():  # a part is missing: the rest cannot be used
                     break
+                writing.seek(start)
                 with self._files.open(parts[start], "rb", block_size=READ_BLOCK) as part:
                     shutil.copyfileobj(part, writing, BLOCK)
 

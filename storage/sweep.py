@@ -1,12 +1,16 @@
-"""Delete unreachable data: expired objects, blobs without a row, temporary files."""
+"""Delete unreachable data: expired objects, blobs without a row, temporary files.
+
+Periodic jobs do it: one when something has expired, and one a day for blobs without a row, which lists all blobs.
+"""
 
 from __future__ import annotations
 
-import threading
-import time
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from django.db import transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from storage.blobs import BlobStore
@@ -14,10 +18,10 @@ from storage.files import delete_files
 from storage.models import Batch, Chunk, StoredFile, Upload, UploadPart, VectorStore
 from storage.uploads import drop_parts
 
+if TYPE_CHECKING:
+    from jobs.running_job import RunningJob
+
 ABANDONED_S = 86_400.0  # no writer takes longer
-EVERY_S = 300.0
-_turn = threading.Lock()
-_last = [float("-inf")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +34,52 @@ class Sweep:
 
 def sweep_storage() -> Sweep:
     """Delete expired and orphaned objects. Idempotent; several processes may run it at once."""
-    expired = StoredFile.objects.filter(expires_at__lte=timezone.now())
-    return Sweep(
-        files=delete_files(files=expired), uploads=_expire_uploads(), blobs=_delete_orphans(), chunks=_expire_stores()
-    )
+    return Sweep(blobs=_delete_orphans(), **_delete_expired())
 
 
-def sweep_sometimes() -> None:
-    """Run the sweep at most every five minutes. Called by requests that write, so no separate thread is needed."""
-    with _turn:
-        if time.monotonic() - _last[0] < EVERY_S:
-            return
-        _last[0] = time.monotonic()
-    sweep_storage()
+def has_expired() -> bool:
+    return any(rows.exists() for rows in (_expired_files(), _overdue_uploads(), _expired_chunks()))
+
+
+def may_have_orphans() -> bool:
+    """Return whether something was stored so long ago that a blob without a row is not still being written."""
+    long_ago = timezone.now() - timedelta(seconds=ABANDONED_S)
+    return any(rows.objects.filter(created_at__lt=long_ago).exists() for rows in (StoredFile, Upload, Batch))
+
+
+def run_expire(job: RunningJob) -> dict[str, int]:
+    job.progress(0, 1, "Deleting expired files")
+    counts = _delete_expired()
+    job.progress(1, 1)
+    return counts
+
+
+def run_orphans(job: RunningJob) -> dict[str, int]:
+    job.progress(0, 1, "Looking for files without a row")
+    count = _delete_orphans()
+    job.progress(1, 1)
+    return {"blobs": count}
+
+
+def _delete_expired() -> dict[str, int]:
+    return {
+        "files": delete_files(files=_expired_files()),
+        "uploads": _expire_uploads(),
+        "chunks": _expired_chunks().delete()[0],
+    }
+
+
+def _expired_files() -> QuerySet[StoredFile]:
+    return StoredFile.objects.filter(expires_at__lte=timezone.now())
+
+
+def _overdue_uploads() -> QuerySet[Upload]:
+    return Upload.objects.filter(status=Upload.Status.PENDING, expires_at__lte=timezone.now())
 
 
 def _expire_uploads() -> int:
     with transaction.atomic():
-        rows = Upload.objects.select_for_update(skip_locked=True)
-        overdue = list(rows.filter(status=Upload.Status.PENDING, expires_at__lte=timezone.now()))
+        overdue = list(_overdue_uploads().select_for_update(skip_locked=True))
         for upload in overdue:
             upload.status = Upload.Status.EXPIRED
             upload.save(update_fields=["status"])
@@ -56,11 +87,10 @@ def _expire_uploads() -> int:
     return len(overdue)
 
 
-def _expire_stores() -> int:
-    """Delete the chunks of expired stores. The stores stay and report that they have expired."""
+def _expired_chunks() -> QuerySet[Chunk]:
+    """Return the chunks of expired stores. The stores stay and report that they have expired."""
     stores = VectorStore.objects.filter(expires_after_days__isnull=False)
-    overdue = [store.pk for store in stores.iterator() if store.has_expired]
-    return Chunk.objects.filter(store__in=overdue).delete()[0]
+    return Chunk.objects.filter(store__in=[store.pk for store in stores.iterator() if store.has_expired])
 
 
 def _delete_orphans() -> int:

@@ -99,6 +99,7 @@ async def get_feature(call: Call, sae: str, index: str) -> HttpResponseBase:
     lens, reason = await look(call, record, number) if wants_lens else (None, None)
     body: FeatureDetailBody = {
         **feature_body(found.feature),
+        "explanations": [{"text": text, "source": source} for text, source in found.explanations],
         "layer": record.layer,
         "site": record.site,
         "decoder_norm": found.decoder_norm,

@@ -40,7 +40,6 @@ from storage.files import (
     shown_name,
 )
 from storage.models import StoredFile, Upload, UploadPart
-from storage.sweep import sweep_sometimes
 from storage.uploads import add_part, begin_upload, cancel_upload, complete_upload, find_upload
 
 EXPIRY_FIELDS = {"expires_after[anchor]": "anchor", "expires_after[seconds]": "seconds"}
@@ -86,7 +85,6 @@ async def delete_file(call: Call, file_id: str) -> HttpResponseBase:
 
 def take_file(call: Call) -> StoredFile:
     """Store the form's file. Reads disks, so it must not run on the event loop."""
-    sweep_sometimes()
     check_quota(call.owner_id, 1)  # before anything is written; the size is checked at the end
     with BlobStore.from_settings().writing() as writer:
         form = read_form(call.request, writer, name="file", max_bytes=settings.MILLM_MAX_FILE_BYTES)
@@ -156,7 +154,6 @@ async def cancel_file_upload(call: Call, upload_id: str) -> HttpResponseBase:
 
 
 def begin(call: Call, request: UploadRequest) -> Upload:
-    sweep_sometimes()
     purpose, filename = check_purpose(request.purpose), shown_name(request.filename)
     if request.bytes > settings.MILLM_MAX_FILE_BYTES:
         raise FileTooLargeError(

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.http.response import HttpResponseBase
 
-from core.database import in_database, in_thread
+from core.database import in_database
 from openai_api.backend import get_backend
 from openai_api.endpoints.pagination import page_of
 from openai_api.generation.target import check_model_allowed
@@ -20,7 +20,6 @@ from openai_api.schemas.vector_stores import AutoStrategy, StaticStrategy, Store
 from storage.chunking import Chunking
 from storage.embedder import Embedder
 from storage.models import VectorStore
-from storage.sweep import sweep_sometimes
 from storage.vector_stores import Attachment, bytes_of, counts_of, create_store, find_store, settle_files, usable_store
 
 
@@ -38,7 +37,6 @@ async def create_vector_store(call: Call) -> HttpResponseBase:
     )
     chunking = chunking_of(request.chunking_strategy)
     attachments = [Attachment(file_id, chunking=chunking) for file_id in dict.fromkeys(request.file_ids or ())]
-    await in_thread(sweep_sometimes)
     return json_response(await in_database(_create, store, attachments))
 
 

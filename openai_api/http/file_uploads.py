@@ -21,6 +21,7 @@ from django.http.request import UnreadablePostError
 from django.utils.http import parse_header_parameters
 
 from core.errors import MillmError, quote
+from openai_api import V1_ROOTS
 from openai_api.http.call import Call
 from openai_api.http.errors import forbidden, invalid, unavailable, unsupported_media_type
 from openai_api.keys.authentication import current_keys, needs_no_key, require_key
@@ -267,7 +268,7 @@ def _request(headers: Iterable[Header], peer: str) -> HttpRequest:
 
 
 FORM_BYTES = 2**20  # allowance for a multipart body besides its file
-_V1 = r"/(?:v1|openai(?:/v1|/deployments/.+)?)"
+_V1 = rf"(?:{'|'.join(V1_ROOTS)}|/openai(?:/deployments/.+)?)"
 _UPLOADS = re.compile(rf"{_V1}/(files|uploads/[^/]+/parts)/?")
 _MEDIA = re.compile(rf"{_V1}/(audio/(transcriptions|translations|voices)|images/(edits|variations)|videos)/?")
 _MANAGED = re.compile(r"/api/(saes/upload|saes/[0-9]{1,18}/labels|corpora)")

@@ -52,7 +52,7 @@ def ensure_static_key() -> str:
     if key is None:
         return (
             "MILLM_ADMIN_API_KEY is not accepted: there is no active superuser to own the key. Create one with "
-            "`manage.py createsuperuser` and restart the server, or start it with --setup."
+            "`manage.py createsuperuser`, or start the server with --setup."
         )
     if not key.is_usable:
         return (

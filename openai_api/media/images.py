@@ -48,7 +48,6 @@ from openai_api.media.run import MediaRun, stream_events
 from storage.blobs import BlobStore
 from storage.files import check_quota, delete_files, keep_file
 from storage.models import StoredFile
-from storage.sweep import sweep_sometimes
 
 MAX_SENT = 16  # images of a form
 VARIATION_STRENGTH = 0.6
@@ -292,7 +291,6 @@ async def _body(call: Call, task: GenerateImages, pictures: Sequence[bytes], *, 
 
 def _keep(owner_id: int | None, pictures: Sequence[bytes], image_format: ImageFormat) -> list[StoredFile]:
     """Store images for the lifetime of their links: all, or none."""
-    sweep_sometimes()
     files: list[StoredFile] = []
     try:
         for index, picture in enumerate(pictures):

@@ -25,6 +25,8 @@ from openai_api.neuronpedia.schemas import (
 from openai_api.neuronpedia.sources import (
     allowed_model,
     best_explanation,
+    explanation_bodies,
+    explanation_body,
     find_source,
     find_sources,
     neuron_body,
@@ -128,6 +130,10 @@ def _feature_body(sae: SAERecord, detail: FeatureDetail, lens: LogitLens | None)
     promoted, suppressed = (lens.promoted, lens.suppressed) if lens is not None else ((), ())
     return {
         **neuron_body(sae, detail.feature),
+        "explanations": [
+            *explanation_bodies(sae, detail.feature),
+            *(explanation_body(sae, detail.feature, text, by) for text, by in detail.explanations),
+        ],
         "sourceSetName": source_set(sae),
         "hookName": hook_name(_site(sae)),
         "hasVector": False,

@@ -217,7 +217,7 @@ class NeuronpediaErrorBody(TypedDict):
 
 
 class ExplanationBody(TypedDict):
-    """``explanationModelName`` is where the label comes from."""
+    """``explanationModelName`` is who or what wrote it."""
 
     modelId: str
     layer: str

@@ -133,15 +133,15 @@ def neuron_body(sae: SAERecord, record: FeatureRecord) -> NeuronBody:
 
 def explanation_bodies(sae: SAERecord, record: FeatureRecord) -> list[ExplanationBody]:
     """Return the label and the longer description as explanations."""
-    return [_explanation(sae, record, text) for text in (record.label, record.description) if text]
+    return [explanation_body(sae, record, text, record.source) for text in (record.label, record.description) if text]
 
 
 def best_explanation(sae: SAERecord, record: FeatureRecord) -> ExplanationBody:
     """Return the label as an explanation, even if it is empty."""
-    return _explanation(sae, record, record.label)
+    return explanation_body(sae, record, record.label, record.source)
 
 
-def _explanation(sae: SAERecord, record: FeatureRecord, text: str) -> ExplanationBody:
+def explanation_body(sae: SAERecord, record: FeatureRecord, text: str, by: str) -> ExplanationBody:
     return {
         "modelId": sae.model,
         "layer": source_id(sae),
@@ -149,5 +149,5 @@ def _explanation(sae: SAERecord, record: FeatureRecord, text: str) -> Explanatio
         "index": str(record.index),
         "description": text,
         "typeName": None,
-        "explanationModelName": record.source or None,
+        "explanationModelName": by or None,
     }

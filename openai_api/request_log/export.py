@@ -1,4 +1,6 @@
-"""Export the log as CSV or JSONL in batches, with constant memory.
+"""Export the log as CSV, JSONL or chats in batches, with constant memory.
+
+Chats are lines of messages that end with the answer, as programs for training and evaluation read them.
 
 Batches continue from the last row instead of a server-side cursor: a slow reader would keep its transaction open, and
 with it a connection and everything that vacuum may not remove.
@@ -34,9 +36,11 @@ from core.pagination import ByTime, Cursor
 from openai_api.database import in_database_however_long
 from openai_api.models import LogAccess, RequestLog
 from openai_api.request_log.access import EXPORT, may_see_text, record_access
+from openai_api.request_log.conversations import chat_messages
 from openai_api.request_log.scores import exported_scores
 from openai_api.request_log.search import TEXTS, LogSearch
 from openai_api.request_log.search_form import SearchForm
+from openai_api.request_log.summary import cost_of, known_prices
 
 _STARTS = (
     "=",
@@ -60,8 +64,8 @@ def safe_cell(value: object) -> object:
     return value
 
 
-Format = Literal["csv", "jsonl"]
-FORMATS: tuple[Format, ...] = ("csv", "jsonl")
+Format = Literal["csv", "jsonl", "chats"]
+FORMATS: tuple[Format, ...] = ("csv", "jsonl", "chats")
 BATCH = 1_000
 MAX_BATCH_BYTES = 8 * 2**20  # bytes of texts; a single request may be larger
 COLUMNS = (
@@ -93,6 +97,7 @@ COLUMNS = (
 KEY_NAME = "api_key"
 KEY_PREFIX = "key_prefix"
 SCORES = "scores"
+COST = "cost"
 Row = dict[str, Any]
 
 
@@ -107,11 +112,12 @@ class Export:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return (*COLUMNS, KEY_NAME, KEY_PREFIX, SCORES, *(TEXTS if self.with_text else ()))
+        return (*COLUMNS, COST, KEY_NAME, KEY_PREFIX, SCORES, *(TEXTS if self.with_text else ()))
 
     @property
     def file_name(self) -> str:
-        return f"requests-{timezone.now():%Y%m%d-%H%M%S}.{self.format}"
+        kind, ending = ("chats", "jsonl") if self.format == "chats" else ("requests", self.format)
+        return f"{kind}-{timezone.now():%Y%m%d-%H%M%S}.{ending}"
 
     def batches(self) -> Iterator[bytes]:
         """Yield batches, newest first. Rows logged after the start are not included."""
@@ -125,22 +131,32 @@ class Export:
         LogAccess.objects.filter(pk=self.access.pk).update(num_rows=count, is_complete=True)
 
     def _encoded(self, rows: Sequence[Row]) -> bytes:
-        if self.format == "jsonl":
-            return "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows).encode()
+        if self.format != "csv":
+            lines = rows if self.format == "jsonl" else [{"messages": chat} for chat in map(_chat, rows) if chat]
+            return "".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines).encode()
         return _csv([_cell(row[name]) for name in self.columns] for row in rows)
 
     def _groups(self) -> Iterator[list[Row]]:
+        prices = known_prices()
         for rows in _pages(self.search.rows()):
             for group in _small(rows) if self.with_text else [rows]:
                 scores = exported_scores([row["id"] for row in group], with_notes=self.with_text)
                 found = _with_texts(group) if self.with_text else [_shown(row) for row in group]
-                yield [{**row, SCORES: scores.get(row["id"], [])} for row in found]
+                for row in found:
+                    row[COST] = cost_of(
+                        row["model"], row["prompt_tokens"], row["cached_tokens"], row["completion_tokens"], prices
+                    )
+                    row[SCORES] = scores.get(row["id"], [])
+                yield found
 
 
 def start_export(
     *, search: LogSearch, conditions: dict[str, str], form: Format, with_text: bool, user: User | None
 ) -> Export:
-    """Record the export and return it, before any byte is sent. The caller checks the permission for texts."""
+    """Record the export and return it, before any byte is sent. The caller checks the permission for texts.
+
+    Chats are always exported ``with_text``.
+    """
     access = record_access(
         act=LogAccess.Act.EXPORT,
         user=user,
@@ -193,6 +209,16 @@ def _shown(row: Row) -> Row:
     return shown | {"created_at": row["created_at"].isoformat()}
 
 
+def _chat(row: Row) -> list[dict[str, Any]]:
+    """Return the messages of a chat with its answer; none for other requests, and without one answer of text."""
+    parameters, answer = row["parameters"], row["completion"]
+    has_one = answer and row["finish_reason"] in {"stop", "length"} and parameters.get("n", 1) == 1
+    if row["error_code"] or not has_one:
+        return []
+    sent = chat_messages(RequestLog(endpoint=row["endpoint"], prompt=row["prompt"]))
+    return [*sent, {"role": "assistant", "content": answer}] if sent else []
+
+
 def _cell(value: object) -> object:
     return safe_cell(json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value)
 
@@ -203,7 +229,7 @@ def _csv(rows: Iterable[Sequence[object]]) -> bytes:
     return text.getvalue().encode("utf-8", "replace")
 
 
-_TYPES = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson"}
+_TYPES = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson", "chats": "application/x-ndjson"}
 
 
 class ExportPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
@@ -219,11 +245,11 @@ class ExportPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
     def export_view(self, request: HttpRequest) -> HttpResponseBase:
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
-        with_text = request.POST.get("with_text") == "on"
+        file_format = request.POST.get("format", "")
+        with_text = request.POST.get("with_text") == "on" or file_format == "chats"
         if not self.has_export_permission(request) or (with_text and not may_see_text(request.user)):
             raise PermissionDenied
         form = SearchForm(QueryDict(request.POST.get("query", "")), sees_text=may_see_text(request.user))
-        file_format = request.POST.get("format", "")
         if file_format not in FORMATS or not form.is_valid():
             return self._refuse(request, form)
         assert isinstance(request.user, User)

@@ -28,27 +28,28 @@ class SavedSearch(models.Model):
 
 
 class RequestScore(models.Model):
-    """How good a person finds an answer, 0 to 1; one of each person for a request. Deleted with the request.
+    """How good a person finds an answer, 0 to 1; one of each person and name for a request. Deleted with the request.
 
-    ``username`` outlives the account.
+    ``name`` is what was judged, such as "helpful"; "" is the answer as a whole. ``username`` outlives the account.
     """
 
     request = models.ForeignKey("openai_api.RequestLog", on_delete=models.CASCADE, related_name="scores")
     user = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+")
     username = models.CharField(max_length=150)
+    name = models.CharField(max_length=60, blank=True, db_default="", default="")
     value = models.FloatField(help_text="0 is bad, 1 is good.")
     note = models.TextField(max_length=1000, blank=True)
     updated_at = models.DateTimeField(auto_now=True)
 
     class Meta:
-        ordering = ("username", "pk")
+        ordering = ("name", "username", "pk")
         default_permissions = ("view", "add")
         verbose_name = "score"
         constraints = (
-            models.UniqueConstraint(fields=("request", "user"), name="request_scored_once"),
+            models.UniqueConstraint(fields=("request", "user", "name"), name="request_scored_once"),
             models.CheckConstraint(condition=models.Q(value__gte=0, value__lte=1), name="score_is_a_share"),
         )
-        indexes = (models.Index(fields=("value", "request"), name="score_value"),)
+        indexes = (models.Index(fields=("name", "value", "request"), name="score_value"),)
 
     def __str__(self) -> str:
         return f"score of {self.request_id}"
@@ -88,6 +89,7 @@ class LogAccess(models.Model):
         return f"{self.username or 'a command'} {self.get_act_display()}"
 
 
+METADATA = "metadata"  # among the parameters: names and values that clients give their requests
 FUNCTION = "millm_log_words"  # created and described in migration 0007
 MAX_SEARCH = 200
 

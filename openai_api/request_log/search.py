@@ -9,12 +9,12 @@ from datetime import datetime, timedelta
 from functools import reduce
 from operator import or_
 
-from django.db.models import Q, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from core.pagination import Cursor, KeysetPage
 from openai_api.models import RequestLog, RequestScore
 from openai_api.request_id import request_id_of
-from openai_api.request_log.models import LogWords, search_query
+from openai_api.request_log.models import METADATA, LogWords, search_query
 from openai_api.request_log.summary import CLIENT_DISCONNECTED
 
 OTHERS = "-"  # prefix of an endpoint: requests to any other
@@ -43,6 +43,7 @@ SCORES = {
     "good": ("good (0.5 or more)", Q(value__gte=0.5)),
     "bad": ("bad (below 0.5)", Q(value__lt=0.5)),
 }
+NOT_SCORED = "none"
 TEXTS = ("prompt", "completion", "parameters", "error_message")
 
 
@@ -50,11 +51,13 @@ TEXTS = ("prompt", "completion", "parameters", "error_message")
 class LogSearch:
     """Conditions, combined with AND; "" and None are unset. ``profile`` is a name, name@version or `none`; an
     ``endpoint`` with a minus means all others. Without ``source``, requests that console pages made for the current
-    user are left out, unless one is selected by its id.
+    user are left out, unless one is selected by its id or by a saved list.
 
     ``keys`` are primary keys; an empty tuple means requests without a key. ``key_prefix`` selects by the prefix of the
     secret, refused or not, and ``keys`` adds rows older than that column. ``score`` selects requests that at least one
-    person scored so. ``text`` requires the permission to see texts, which the caller checks.
+    person scored so, or that nobody scored, by the name ``score_name``; "" is that of answers as a whole.
+    ``saved_list`` is the name of a list that people saved requests to, ``metadata`` a name and its value in the
+    request's `metadata`. ``metadata`` and ``text`` require the permission to see texts, which the caller checks.
     """
 
     id: str = ""
@@ -73,16 +76,23 @@ class LogSearch:
     stream: bool | None = None
     slower_ms: float | None = None
     score: str = ""
+    score_name: str = ""
+    saved_list: str = ""
+    metadata: tuple[str, str] | None = None
     text: str = ""
 
-    def rows(self) -> QuerySet[RequestLog]:
-        """Return the rows, unordered; pages order them."""
-        found = RequestLog.objects.filter(*self._conditions()).order_by()
+    def rows(self, *, by_time: bool = False) -> QuerySet[RequestLog]:
+        """Return the rows, unordered; pages order them.
+
+        With ``by_time``, metadata are not looked up in their index: where many of the newest requests have them,
+        reading requests by time is faster, and Postgres has no statistics that tell.
+        """
+        found = RequestLog.objects.filter(*self._conditions(by_time=by_time)).order_by()
         if self.text:
             found = found.alias(words=LogWords("prompt", "completion")).filter(words=search_query(self.text))
         return found
 
-    def _conditions(self) -> Iterable[Q]:
+    def _conditions(self, *, by_time: bool) -> Iterable[Q]:
         yield from self._origin()
         for name in ("user", "model", "status", "stream"):
             value = getattr(self, name)
@@ -100,22 +110,35 @@ class LogSearch:
             yield OUTCOMES[self.outcome][1]
         if self.profile:
             yield profile_condition(self.profile)
-        if self.score:
-            yield Q(pk__in=RequestScore.objects.filter(SCORES[self.score][1]).order_by().values("request"))
+        if self.metadata:
+            yield _metadata_condition(*self.metadata, by_time=by_time)
+        yield from self._of_people()
         if self.keys is not None:
             yield self._key_condition(self.keys)
         yield from self._times()
 
+    def _of_people(self) -> Iterable[Q]:
+        """Yield what people noted about requests."""
+        if self.saved_list:
+            yield Q(saveditems__saved_list__name=self.saved_list)
+        if self.score:
+            yield self._score_condition(RequestScore.objects.filter(name=self.score_name).order_by())
+
     def _origin(self) -> Iterable[Q]:
         if self.source:
             yield SOURCES[self.source][1]
-        elif not self.id:
+        elif not (self.id or self.saved_list):
             yield NOT_CONSOLE
 
     def _key_condition(self, keys: tuple[int, ...]) -> Q:
         if self.key_prefix:
             return Q(key_prefix=self.key_prefix) | Q(key_prefix="", api_key__in=keys)
         return Q(api_key__in=keys) if keys else Q(api_key=None, key_prefix="")
+
+    def _score_condition(self, scores: QuerySet[RequestScore]) -> Q:
+        if self.score == NOT_SCORED:
+            return ~Q(Exists(scores.filter(request=OuterRef("pk"))))
+        return Q(pk__in=scores.filter(SCORES[self.score][1]).values("request"))
 
     def _times(self) -> Iterable[Q]:
         if self.since is not None:
@@ -124,6 +147,12 @@ class LogSearch:
             yield Q(created_at__lt=self.until)
         if self.slower_ms is not None:
             yield Q(total_ms__gte=self.slower_ms)
+
+
+def _metadata_condition(name: str, value: str, *, by_time: bool) -> Q:
+    if by_time:
+        return Q(parameters__contains={METADATA: {name: value}})
+    return Q(parameters__has_key=METADATA) & Q(parameters__metadata__contains={name: value})  # as the index has them
 
 
 def profile_condition(profile: str) -> Q:

@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 
 from django import forms
 from django.db.models import Q
+from django.forms.utils import pretty_name
 from django.utils import timezone
 
 from inference.models import LanguageModel
@@ -17,13 +18,14 @@ from openai_api.keys.record import KEY_START, PREFIX_LENGTH, STATIC_PREFIX, STAT
 from openai_api.models import ApiKey, RequestLog
 from openai_api.request_id import ANSWERS, REQUEST
 from openai_api.request_log.models import MAX_SEARCH, has_words
-from openai_api.request_log.search import LAST, NONE, OTHERS, OUTCOMES, SCORES, SOURCES, LogSearch
+from openai_api.request_log.search import LAST, NONE, NOT_SCORED, OTHERS, OUTCOMES, SCORES, SOURCES, LogSearch
 from openai_api.request_log.summary import ROOT, visible_text
 from steering.models import SteeringProfile
 
 MAX_OFFERED = 200  # suggestions beside a field; others can be typed
 ANY = ("", "any")
 CURSORS = ("before", "after")
+NEED_TEXT = ("text", "metadata")  # fields for users who may see texts
 TIME = {"type": "datetime-local", "step": "1"}  # to the second
 BAR = {"type": "search", "class": "log-bar"}
 _ID = re.compile(rf"({'|'.join(map(re.escape, (REQUEST, *ANSWERS)))})[\w.:-]+")
@@ -81,7 +83,13 @@ class SearchForm(forms.Form):
     status = forms.IntegerField(required=False, min_value=100, max_value=599)
     code = forms.CharField(label="Error code", required=False, max_length=100)
     stream = forms.ChoiceField(label="Streamed", required=False, choices=[ANY, ("yes", "yes"), ("no", "no")])
-    score = forms.ChoiceField(required=False, choices=[ANY, *((name, title) for name, (title, _) in SCORES.items())])
+    score = forms.ChoiceField(
+        required=False,
+        choices=[ANY, *((name, title) for name, (title, _) in SCORES.items()), (NOT_SCORED, "not scored")],
+    )
+    score_name = forms.CharField(required=False, max_length=60, help_text="Empty: of the answer as a whole.")
+    saved = forms.CharField(label="Saved list", required=False, max_length=100)
+    metadata = forms.CharField(required=False, max_length=600, help_text="name=value, as in the request's metadata")
     slower = forms.FloatField(label="Min duration (ms)", required=False, min_value=0, max_value=1e9)
     id = forms.CharField(label="Id starts with", required=False, max_length=64, help_text="of the request or response")
 
@@ -89,7 +97,8 @@ class SearchForm(forms.Form):
         super().__init__(_with_id(data or {}), auto_id="log-%s")
         self._sees_text = sees_text
         if not sees_text:
-            del self.fields["text"]
+            for name in NEED_TEXT:
+                del self.fields[name]
         self.fields[self.bar_name].widget = forms.TextInput(
             {**BAR, "placeholder": "Words, or the start of an id" if sees_text else "Start of an id"}
         )
@@ -112,7 +121,7 @@ class SearchForm(forms.Form):
 
     @property
     def hides_console(self) -> bool:
-        return not (self.conditions.get("source") or self.conditions.get("id"))
+        return not any(self.conditions.get(name) for name in ("source", "id", "saved"))
 
     def chips(self) -> Iterator[Chip]:
         """Yield the active filters; removing the last one shows requests of the console too."""
@@ -122,7 +131,7 @@ class SearchForm(forms.Form):
             choices = dict(field.choices) if isinstance(field, forms.ChoiceField) else {}  # type: ignore[arg-type]
             shown = choices.get(value, value)
             others = {other: text for other, text in conditions.items() if other != name}
-            yield Chip(str(field.label or name.capitalize()), visible_text(str(shown)), f"?{urlencode(others)}")
+            yield Chip(str(field.label or pretty_name(name)), visible_text(str(shown)), f"?{urlencode(others)}")
         if self.hides_console:
             yield Chip("Hidden", "console", f"?{urlencode({**conditions, 'source': 'all'})}")
 
@@ -149,6 +158,13 @@ class SearchForm(forms.Form):
             raise forms.ValidationError("Enter at least one word.")
         return text
 
+    def clean_metadata(self) -> tuple[str, str] | None:
+        written: str = self.cleaned_data["metadata"]
+        name, sign, value = written.partition("=")
+        if written and not (name.strip() and sign):
+            raise forms.ValidationError("Enter a name and a value as name=value.")
+        return (name.strip(), value.strip()) if written else None
+
     def clean_endpoint(self) -> str:
         """Return the endpoint as logged; lists show it without its prefix."""
         value: str = self.cleaned_data["endpoint"].strip()
@@ -173,11 +189,13 @@ class SearchForm(forms.Form):
 
     def clean(self) -> dict[str, Any]:
         data = super().clean() or self.cleaned_data
-        if "text" in self.data and not self._sees_text and self.data["text"]:
+        if not self._sees_text and any(self.data.get(name) for name in NEED_TEXT):
             raise forms.ValidationError("You don't have permission to search request texts.")
-        unknown = [name for name in self.data if name not in (*self.fields, *CURSORS, "text")]
+        unknown = [name for name in self.data if name not in (*self.fields, *CURSORS, *NEED_TEXT)]
         if unknown:
             raise forms.ValidationError(f'Unknown search field "{unknown[0][:50]}".')
+        if data.get("score_name") and not data.get("score"):
+            self.add_error("score", "Choose which scores of this name.")
         if data.get("last") and data.get("since"):
             self.add_error("since", "Choose either this or a time above.")
         return data
@@ -192,6 +210,8 @@ class SearchForm(forms.Form):
             key_prefix=self._key_prefix(),
             stream={"yes": True, "no": False}.get(data["stream"]),
             slower_ms=data["slower"],
+            saved_list=data["saved"],
+            metadata=data.get("metadata"),
             text=data.get("text", ""),
             **{
                 name: data[name]
@@ -207,6 +227,7 @@ class SearchForm(forms.Form):
                     "status",
                     "code",
                     "score",
+                    "score_name",
                 )
             },
         )

@@ -7,12 +7,13 @@ import json
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from django.conf import settings
-from django.db import close_old_connections, connection, transaction
+from django.db import DataError, InterfaceError, OperationalError, connection, transaction
 from django.db.models import Q
 from django.utils import timezone
 
@@ -24,6 +25,8 @@ from steering.watch.watcher import WatchMatch
 
 LAST_USED_EVERY = timedelta(minutes=1)
 FORGET_EVERY = timedelta(hours=1)
+LOCK_TIMEOUT = "10s"
+LIMIT_EXCEEDED = "54"  # class of SQLSTATE
 ADD_USE = f"""
     INSERT INTO {KeyDay._meta.db_table} AS known (api_key_id, day, requests, tokens, media) VALUES (%s, %s, %s, %s, %s)
     ON CONFLICT (api_key_id, day) DO UPDATE
@@ -48,11 +51,20 @@ class LogStore:
         self._forgot_at = datetime.min.replace(tzinfo=UTC)
 
     def insert(self, entries: Sequence[LogEntry]) -> None:
-        """Insert all entries or none. Idempotent: an entry that has a row stays as it is."""
-        with transaction.atomic():
-            RequestLog.objects.bulk_create(self._rows(entries), ignore_conflicts=True)
-            record_matches([found for entry in entries for found in findings_of(entry)])
-            meter(entries)
+        """Insert all entries or none. Idempotent: an entry that has a row stays as it is.
+
+        Raise DataError for values beyond Postgres's limits, for which psycopg has an OperationalError: the database is
+        not down, and another attempt would fail too.
+        """
+        try:
+            with transaction.atomic():
+                RequestLog.objects.bulk_create(self._rows(entries), ignore_conflicts=True)
+                record_matches([found for entry in entries for found in findings_of(entry)])
+                meter(entries)
+        except OperationalError as error:
+            if (getattr(error.__cause__, "sqlstate", None) or "").startswith(LIMIT_EXCEEDED):
+                raise DataError(str(error)) from error
+            raise
         for entry in entries:
             entry.is_metered = False
         self._forget_old_events()
@@ -76,9 +88,16 @@ class LogStore:
             self._last_used[pk] = now
 
     def refresh_connection(self) -> None:
-        close_old_connections()
+        """Reconnect. A lock that another transaction holds is reported, and not waited for in silence."""
+        self.close()
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT set_config('lock_timeout', %s, false)", [LOCK_TIMEOUT])
 
     def close(self) -> None:
+        """Return the connection to the pool, without the time limit for locks."""
+        if connection.connection is not None:
+            with suppress(OperationalError, InterfaceError), connection.cursor() as cursor:  # it may be broken
+                cursor.execute("RESET lock_timeout")
         connection.close()
 
     def _forget_old_events(self) -> None:

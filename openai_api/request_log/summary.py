@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
+from inference.models import LanguageModel
 from openai_api.models import RequestLog
 
 _ACTING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff]")
@@ -151,6 +152,41 @@ def key_text(row: RequestLog) -> str:
     secret = f"{row.key_prefix}…" if row.key_prefix else ""
     name = row.api_key.name if row.api_key else ""
     return visible_text(f"{name} ({secret})" if name and secret else name or secret)
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Of a million tokens of each kind."""
+
+    input: float
+    cached_input: float
+    output: float
+
+
+Prices = Mapping[str, Price]  # by the name of the model
+
+
+def known_prices() -> Prices:
+    """Return the prices of the models that have those of input and output. One query."""
+    rows = LanguageModel.objects.exclude(input_price=None)
+    found = rows.values_list("name", "input_price", "cached_input_price", "output_price")
+    return {
+        name: Price(per_input, per_input if per_cached is None else per_cached, per_output)
+        for name, per_input, per_cached, per_output in found
+        if per_input is not None and per_output is not None
+    }
+
+
+def cost_of(model: str, prompt_tokens: int, cached_tokens: int, completion_tokens: int, prices: Prices) -> float | None:
+    """Return what a request's tokens cost at today's prices, to six significant digits; None if they are unknown.
+
+    ``prompt_tokens`` includes the ``cached_tokens``.
+    """
+    if model not in prices:
+        return None
+    price = prices[model]
+    new = (prompt_tokens - cached_tokens) * price.input
+    return float(f"{(new + cached_tokens * price.cached_input + completion_tokens * price.output) / 1e6:.6g}")
 
 
 def tokens_text(row: RequestLog) -> str:

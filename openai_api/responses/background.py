@@ -41,6 +41,7 @@ from openai_api.responses.store import (
 )
 
 KIND = "responses.generate"
+HAS_CALLED = "has_called"  # in an order: tools of MCP servers were called
 
 
 @transaction.atomic
@@ -85,6 +86,18 @@ def tell_events(*, response_id: str, events: Sequence[Event]) -> bool:
     if row is None:
         return False
     _add(row, events)
+    return True
+
+
+@transaction.atomic
+def note_call(*, response_id: str) -> bool:
+    """Record that the response calls tools of MCP servers; False if it was cancelled or deleted."""
+    row = lock_open(response_id)
+    if row is None:
+        return False
+    if not row.order.get(HAS_CALLED):
+        row.order[HAS_CALLED] = True
+        row.save(update_fields=("order",))
     return True
 
 

@@ -25,10 +25,18 @@ from openai_api.generation.target import resolve_target
 from openai_api.http.call import Call
 from openai_api.http.errors import server_error, timed_out, wrong_key
 from openai_api.keys.record import KeyRecord
-from openai_api.responses.background import cancel_background_response, last_number, start_response, tell_events
+from openai_api.responses.background import (
+    HAS_CALLED,
+    cancel_background_response,
+    last_number,
+    note_call,
+    start_response,
+    tell_events,
+)
 from openai_api.responses.errors import ResponseNotFoundError
 from openai_api.responses.event_writer import EventWriter
 from openai_api.responses.file_search import FileSearch, Searching
+from openai_api.responses.mcp import RemoteTools
 from openai_api.responses.models import StoredResponse
 from openai_api.responses.schemas.bodies import Event
 from openai_api.responses.schemas.request import ResponseRequest
@@ -58,30 +66,27 @@ async def key_of(pk: int | None) -> KeyRecord | None:
     raise wrong_key()
 
 
-def search_order(request: ResponseRequest, searching: Searching) -> dict[str, Any]:
-    """Return the job's search parameters, empty without such a tool."""
-    search = request.file_search
-    if search is None:
-        return {}
-    place, tool = search
-    return {
-        "search": {
+def tool_order(request: ResponseRequest, searching: Searching, remote: RemoteTools) -> dict[str, Any]:
+    """Return what the job needs of the tools that this server runs."""
+    order: dict[str, Any] = {"max_calls": request.max_tool_calls, "mcp": remote.order()}
+    if request.file_search is not None:
+        place, tool = request.file_search
+        order["search"] = {
             "tool": tool.model_dump(mode="json", exclude_none=True),
             "place": place,
             "shows_results": searching.shows_results,
             "sources": searching.sources,
-            "max_searches": request.max_tool_calls,
         }
-    }
+    return order
 
 
-def ordered_search(order: Mapping[str, Any]) -> tuple[FileSearch | None, Searching, int | None]:
-    """Return the search, its state, and the maximum number of searches."""
+def ordered_search(order: Mapping[str, Any]) -> tuple[FileSearch | None, Searching]:
+    """Return the search and its state."""
     given = order.get("search")
     if given is None:
-        return None, Searching(is_on=False), None
+        return None, Searching(is_on=False)
     searching = Searching(shows_results=given["shows_results"], sources=list(given["sources"]))
-    return FileSearch(FileSearchTool.model_validate(given["tool"]), given["place"]), searching, given["max_searches"]
+    return FileSearch(FileSearchTool.model_validate(given["tool"]), given["place"]), searching
 
 
 logger = logging.getLogger(__name__)
@@ -90,6 +95,7 @@ MAX_PAUSE_S = 2.0  # between attempts to be admitted
 PASSING = frozenset({"rate_limit_exceeded", "server_is_overloaded", "model_not_ready"})  # errors that are worth a retry
 LIFECYCLE = ("response.created", "response.queued", "response.in_progress")  # events before any output
 INTERRUPTED = "The server stopped while streaming this response. Create it again."
+CALLED = "The server stopped after this response had called tools, which are not called twice. Create it again."
 
 
 class ResponseEndedError(Exception):
@@ -126,8 +132,9 @@ class BackgroundRun:
         self._has_begun = row.status == StoredResponse.Status.IN_PROGRESS
         self._last = last
         self._input = [item.body for item in row.items.filter(is_output=False)]
-        self._search, searching, self._max_calls = ordered_search(row.order)
-        self._writer = EventWriter(response_body(row), first_number=last + 1, searching=searching)
+        self._search, searching = ordered_search(row.order)
+        remote = RemoteTools.ordered(row.order.get("mcp", {}))
+        self._writer = EventWriter(response_body(row), first_number=last + 1, searching=searching, remote=remote)
 
     def cancel(self) -> None:
         """End the response as cancelled."""
@@ -153,7 +160,13 @@ class BackgroundRun:
     async def _run(self, call: BackgroundCall) -> None:
         if self._row.is_streamed and self._last >= len(LIFECYCLE):  # clients may have read part of the output
             raise MillmError(INTERRUPTED, status=500, code="response_interrupted")
-        events = [] if self._has_begun else list(self._writer.started())
+        if self._row.order.get(HAS_CALLED):
+            raise MillmError(CALLED, status=500, code="response_interrupted")
+        events: list[Event] = []
+        if self._has_begun:
+            self._writer.resume()
+        else:
+            events = list(self._writer.started())
         await self._insist(lambda: start_response(response_id=self._row.pk, events=events))
         generation = await self._admitted(call)
         try:
@@ -172,13 +185,23 @@ class BackgroundRun:
                 plan, answers = await plan_chat(chat, target)
                 self._writer.read(answers, target.model.text)
                 first = await Generation.start(call, target, plan)
-                return ToolLoop(first, self._row.order["chat"], self._search, max_calls=self._max_calls)
+                return ToolLoop(
+                    first,
+                    self._row.order["chat"],
+                    self._search,
+                    max_calls=self._row.order.get("max_calls"),
+                    before_call=self._note_call,
+                )
             except MillmError as error:
                 if error.code not in PASSING:
                     raise
                 wait_s = error.retry_after_s or MAX_PAUSE_S
             call.withdraw()
             await self._pause(call, wait_s)
+
+    async def _note_call(self) -> None:
+        """Record that tools are called, unless the response was cancelled or deleted."""
+        await self._insist(lambda: note_call(response_id=self._row.pk))
 
     async def _pause(self, call: BackgroundCall, wait_s: float) -> None:
         if asyncio.get_running_loop().time() >= call.deadline:

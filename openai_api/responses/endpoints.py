@@ -32,7 +32,7 @@ from openai_api.responses.background import (
     order_response,
     stream_stored,
 )
-from openai_api.responses.background_job import search_order
+from openai_api.responses.background_job import tool_order
 from openai_api.responses.chat_form import ChatBody
 from openai_api.responses.event_writer import EventWriter, named_event
 from openai_api.responses.file_search import FileSearch, Searching
@@ -79,7 +79,8 @@ async def create_response(call: Call) -> HttpResponseBase:
     searching.note(planned.items if searching.is_on else ())
     if request.background:
         turn = Turn(body, context.input, call.owner_id)
-        return await _order(call, planned, search_order(request, searching), turn, is_streamed=bool(request.stream))
+        tools = tool_order(request, searching, remote)
+        return await _order(call, planned, tools, turn, is_streamed=bool(request.stream))
     first = await Generation.start(call, planned.target, planned.plan)
     generation = ToolLoop(first, planned.body, search, max_calls=request.max_tool_calls)
     writer = EventWriter(body, searching=searching, remote=remote)
@@ -89,11 +90,11 @@ async def create_response(call: Call) -> HttpResponseBase:
 
 
 async def _order(
-    call: Call, planned: PlannedChat, search: Mapping[str, Any], turn: Turn, *, is_streamed: bool
+    call: Call, planned: PlannedChat, tools: Mapping[str, Any], turn: Turn, *, is_streamed: bool
 ) -> HttpResponseBase:
     """Create a background response; return it as queued, or stream its events as the job writes them."""
     events = list(EventWriter(turn.body).created())
-    order = {"chat": pinned(call, planned), "key": call.key.pk if call.key is not None else None, **search}
+    order = {"chat": pinned(call, planned), "key": call.key.pk if call.key is not None else None, **tools}
     order["trace"] = call.trace_context()
     priority = call.key.priority if call.key is not None else 0
     await in_database(

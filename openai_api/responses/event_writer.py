@@ -80,6 +80,11 @@ class EventWriter:
         yield self._lifecycle("response.in_progress")
         yield from self._numbered(self._output.precede(self._remote.new_items))
 
+    def resume(self) -> None:
+        """Go on after the events of :meth:`started`, which an earlier attempt has written."""
+        for _ in self._output.precede(self._remote.new_items):
+            pass
+
     def on_event(self, event: EngineEvent, generation: Written) -> Iterator[Event]:
         if isinstance(event, TokensEvent):
             yield from self._read(event, generation)

@@ -33,7 +33,7 @@ from openai_api.http.call import Call
 from openai_api.http.errors import invalid, timed_out
 from openai_api.responses.schemas.bodies import Item
 from openai_api.responses.schemas.request import PromptSchema
-from openai_api.responses.schemas.tools import MAX_DESCRIPTION, MAX_TOOLS, McpTool
+from openai_api.responses.schemas.tools import MAX_DESCRIPTION, MAX_TOOLS, SECRETS, McpTool
 
 if TYPE_CHECKING:
     import httpx2
@@ -188,12 +188,34 @@ class RemoteTools:
         self._servers = servers
         self._taken = frozenset(taken)
         self._tools: dict[str, RemoteTool] = {}  # by the model's name
+        self._known: dict[str, Sequence[Mapping[str, Any]]] = {}  # the lists of earlier responses, by label
         self.new_items: list[Item] = []
 
     @classmethod
     def of(cls, request: PromptSchema) -> RemoteTools:
         servers = [McpServer(tool, place) for place, tool in request.mcp_tools]
         return cls(servers, (tool.name for _, tool in request.callable_tools))
+
+    def order(self) -> dict[str, Any]:
+        """Return what a background job needs to use the prepared tools, empty without servers. See :meth:`ordered`."""
+        if not self._servers:
+            return {}
+        servers = [
+            {"place": one.place, "tool": one.tool.model_dump(mode="json", exclude_none=True, exclude=set(SECRETS))}
+            for one in self._servers
+        ]
+        return {"servers": servers, "taken": sorted(self._taken), "known": self._known, "items": self.new_items}
+
+    @classmethod
+    def ordered(cls, order: Mapping[str, Any]) -> RemoteTools:
+        """Return the tools of :meth:`order`. Nothing is listed again."""
+        if not order:
+            return cls()
+        servers = [McpServer(McpTool.model_validate(one["tool"]), one["place"]) for one in order["servers"]]
+        tools = cls(servers, order["taken"])
+        tools._known, tools.new_items = order["known"], order["items"]
+        tools._offer()
+        return tools
 
     def find(self, function: str) -> RemoteTool | None:
         """Return the tool that the model calls by a name."""
@@ -216,18 +238,18 @@ class RemoteTools:
 
     async def prepare(self, call: Call, items: Sequence[Item]) -> None:
         """List the tools of all servers. Lists of earlier responses are used again. Raises MillmError."""
-        known = {item["server_label"]: item["tools"] for item in items if item["type"] == "mcp_list_tools"}
-        fresh = [server for server in self._servers if server.tool.server_label not in known]
+        lists = _lists(items)
+        labels = {server.tool.server_label for server in self._servers}
+        self._known = {label: tools for label, tools in lists.items() if label in labels}
+        fresh = [server for server in self._servers if server.tool.server_label not in lists]
         for server in self._servers:
             server.rules()
-        lists = await asyncio.gather(*(server.list_tools(call) for server in fresh))
-        for server, tools in zip(fresh, lists, strict=True):
+        for server, tools in zip(fresh, await asyncio.gather(*(one.list_tools(call) for one in fresh)), strict=True):
             label = server.tool.server_label
-            known[label] = tools
             self.new_items.append(
                 {"id": new_id("mcpl_"), "type": "mcp_list_tools", "server_label": label, "tools": tools, "error": None}
             )
-        self._offer(known)
+        self._offer()
 
     async def run_approved(self, call: Call, items: Sequence[Item]) -> bool:
         """Run the calls that the input approves, and return whether there were some. Raises MillmError."""
@@ -236,10 +258,10 @@ class RemoteTools:
             self.new_items.append(await self._approved(call, item))
         return bool(approved)
 
-    def _offer(self, known: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-        names = set(self._taken)
+    def _offer(self) -> None:
+        names, lists = set(self._taken), {**self._known, **_lists(self.new_items)}
         for server in self._servers:
-            for tool in known[server.tool.server_label]:
+            for tool in lists[server.tool.server_label]:
                 is_read_only = _is_read_only(tool)
                 if not server.tool.allows(tool["name"], is_read_only=is_read_only):
                     continue
@@ -272,6 +294,11 @@ class RemoteTools:
             raise invalid(message, param="input")
         result = await run_call(call, tool, request["arguments"])
         return call_item(new_id("mcp_"), tool, request["arguments"], result, approval=request["id"])
+
+
+def _lists(items: Iterable[Item]) -> dict[str, Sequence[Mapping[str, Any]]]:
+    """Return the tools of each server that the items list."""
+    return {item["server_label"]: item["tools"] for item in items if item["type"] == "mcp_list_tools"}
 
 
 def approved_calls(items: Sequence[Item]) -> list[Item]:

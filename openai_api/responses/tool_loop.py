@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 
 from django.db import InterfaceError, OperationalError
 
@@ -37,7 +37,7 @@ NONE_LEFT = "The maximum number of tool calls of this response is reached."
 class ToolLoop:
     """A loop of generations, read like one generation.
 
-    ``body`` is the chat of the first one; without ``search`` there is a single generation.
+    ``body`` is the chat of the first one. ``before_call`` is awaited before each call of a remote tool.
     """
 
     def __init__(
@@ -47,11 +47,13 @@ class ToolLoop:
         search: FileSearch | None = None,
         *,
         max_calls: int | None = None,
+        before_call: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.call: Call = first.call
         self.target: Target = first.target
         self.search = search
         self.num_left = max_calls or MAX_CALLS
+        self._before_call = before_call
         self._body = body
         self._generation = first
         self._before: list[Generation] = []
@@ -92,7 +94,11 @@ class ToolLoop:
 
     async def run(self, call: OpenMcpCall) -> Result:
         self.num_left -= 1
-        return await run_call(self.call, call.tool, call.arguments) if self.num_left >= 0 else Result.failed(NONE_LEFT)
+        if self.num_left < 0:
+            return Result.failed(NONE_LEFT)
+        if self._before_call is not None:
+            await self._before_call()
+        return await run_call(self.call, call.tool, call.arguments)
 
     async def go_on(self, items: Sequence[Item], num_results: int) -> AnswerPlan:
         """Start another generation after ``items``; results are numbered after ``num_results``. Raises MillmError."""

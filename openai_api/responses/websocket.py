@@ -4,7 +4,8 @@ A message ``{"type": "response.create", ...}`` has the fields of ``POST /v1/resp
 come back as messages. Each message runs as a request of its own through the whole API, so keys, limits, the request log
 and errors are those of HTTP. Messages with the same ``stream_id``, or without one, run one after the other, in a lane;
 the lanes run at the same time. A response with ``store: false`` can be continued on its connection: the last one of
-each lane is kept in memory.
+each lane is kept in memory. So is one with ``generate: false``, which prepares the turn that will continue it: its
+prompt is computed, and waits in the prefix cache.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from functools import partial
 from typing import Any
 
 from core.errors import MillmError
+from openai_api import V1_ROOTS
 from openai_api.http.errors import invalid, openai_error
 
 Scope = dict[str, Any]
@@ -27,7 +29,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-PATHS = frozenset({"/v1/responses", "/openai/v1/responses"})
+PATHS = frozenset(f"{root}/responses" for root in V1_ROOTS)
 MAX_PENDING = 8  # messages of a lane that wait for the response before them
 MAX_LANES = 16
 MAX_STREAM_ID = 64
@@ -36,6 +38,7 @@ IDLE_S = 600.0
 POLL_S = 1.0
 NORMAL, GOING_AWAY, POLICY = 1000, 1001, 1008
 ENDED = frozenset({"completed", "incomplete"})
+NUM_FIRST = 2  # events before those of the output: `response.created` and `response.in_progress`
 STREAM_LIMIT = "websocket_stream_limit_reached"
 _OF_THE_HANDSHAKE = (b"connection", b"upgrade", b"content-", b"accept", b"transfer-encoding", b"sec-websocket-")
 
@@ -51,12 +54,16 @@ class Kept:
 
 @dataclass(slots=True)
 class Turn:
-    """One message. ``asked`` is the id that it continues; ``body`` is that of the request that runs."""
+    """One message. ``asked`` is the id that it continues; ``body`` is that of the request that runs.
+
+    ``generates``: False for a message that only prepares, whose output is left out.
+    """
 
     body: dict[str, Any]
     asked: str | None = None
     stream_id: str | None = None
     is_stored: bool = True
+    generates: bool = True
     status: int = 200
     is_stream: bool = False
     rest: bytes = b""  # received, but not a whole event yet
@@ -211,13 +218,15 @@ class ResponsesSocket:
         if body.get("background"):
             message = "`background` is not supported over WebSocket."
             raise invalid(message, param="background", code="unsupported_parameter")
-        if body.get("generate") is False:
-            message = "`generate: false` is not supported: prefixes of earlier requests are reused without it."
-            raise invalid(message, param="generate", code="unsupported_parameter")
-        for name in ("background", "generate"):
-            body.pop(name, None)
+        body.pop("background", None)
+        generates = body.pop("generate", True)
+        if not isinstance(generates, bool | None):
+            raise invalid("`generate` must be true or false.", param="generate", code="invalid_type")
         asked = body.get("previous_response_id")
         turn = Turn({**body, "stream": True}, asked, lane.stream_id, is_stored=body.get("store") is not False)
+        if generates is False:  # the smallest answer, which is left out
+            turn.generates = turn.is_stored = False
+            turn.body |= {"store": False, "max_output_tokens": 1}
         candidates = [each.kept for each in self._lanes.values() if each.kept is not None]
         kept = next((each for each in candidates if each.id == asked), None)
         if kept is not None:
@@ -315,12 +324,24 @@ def _data(event: bytes, turn: Turn) -> str | None:
         return None
     text = b"\n".join(lines).decode()
     if '"response":' not in text:
-        return text
+        return text if turn.generates else None
     body = json.loads(text)
     if isinstance(response := body.get("response"), dict):
         turn.response = response
+        if not turn.generates and response.get("status") in ENDED:
+            _leave_out_answer(body)
         response["previous_response_id"] = turn.asked
     return json.dumps(body, ensure_ascii=False)
+
+
+def _leave_out_answer(event: dict[str, Any]) -> None:
+    """Turn the last event of a message that only prepares into that of a response without output."""
+    response = event["response"]
+    response |= {"status": "completed", "incomplete_details": None, "output": []}
+    event |= {"type": "response.completed", "sequence_number": NUM_FIRST}
+    if usage := response.get("usage"):
+        usage["total_tokens"] -= usage["output_tokens"]
+        usage["output_tokens"] = 0
 
 
 def _error(status: int, body: bytes) -> dict[str, Any]:

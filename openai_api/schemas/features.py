@@ -126,10 +126,19 @@ class QuantilesBody(TypedDict):
     corpus: str
 
 
-class FeatureDetailBody(FeatureBody):
-    """``activation_quantiles`` is null if the SAE was not measured, or the feature never active.
-    ``logit_lens`` is null if it was not requested or not possible; see ``logit_lens_error``."""
+class FeatureExplanationBody(TypedDict):
+    """An explanation of a feature beside its label. ``source``: who or what wrote it, may be empty."""
 
+    text: str
+    source: str
+
+
+class FeatureDetailBody(FeatureBody):
+    """``explanations`` are other ones than the label, those with most votes first. ``activation_quantiles`` is null if
+    the SAE was not measured, or the feature never active. ``logit_lens`` is null if it was not requested or not
+    possible; see ``logit_lens_error``."""
+
+    explanations: list[FeatureExplanationBody]
     layer: int
     site: str
     decoder_norm: float | None

@@ -6,7 +6,7 @@ import asyncio
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, Self
 
@@ -258,6 +258,7 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.script: Script = answering(ANSWER)
+        self.waits: Callable[[], Awaitable[object]] | None = None  # before each submission is accepted
         self.failure: Exception | None = None
         self.requests: list[GenerationRequest] = []
         self.embedded: list[EmbeddingRequest] = []
@@ -275,8 +276,11 @@ class FakeEngine:
         prompts = [request for request in requests if isinstance(request, GenerationRequest)]
         self.embedded.extend(texts)
         self.requests.extend(prompts)
+        script = self.script
+        if self.waits is not None:
+            await self.waits()
         scripts = [list(self.embedding_script(text)) for text in reversed(texts)]
-        scripts += [list(self.script(prompt)) for prompt in prompts]
+        scripts += [list(script(prompt)) for prompt in prompts]
         stream = FakeStream([request.index for request in requests], interleaved(scripts), self.is_drained)
         self.streams.append(stream)
         return stream
@@ -289,6 +293,9 @@ class FakeEngine:
 
     def settings(self) -> dict[str, object]:
         return {}
+
+    def replace_processes(self) -> int:
+        return 0
 
     def stats(self) -> EngineStats:
         return EngineStats("idle")

@@ -415,21 +415,21 @@ async def test_a_run_that_was_replaced_adds_nothing(api: Api):
     """It hung, another run ended the batch, and then it goes on."""
     hangs, goes_on = threading.Event(), threading.Event()
 
-    def hang_at_the_33rd(request: Any) -> Iterable[Event]:
-        if len(api.engine.requests) <= 32 or hangs.is_set():
-            return answering("first")(request)
-        hangs.set()
-        goes_on.wait(60)
-        return answering("late")(request)
+    async def hang_from_the_33rd_on() -> None:
+        if len(api.engine.requests) > 32 and not goes_on.is_set():
+            hangs.set()
+            async with asyncio.timeout(60):
+                while not goes_on.is_set():  # noqa: ASYNC110 - a thread for each of up to 8 lines would be all of them
+                    await asyncio.sleep(0.01)
 
-    api.engine.script = hang_at_the_33rd
+    api.engine.script, api.engine.waits = answering("first"), hang_from_the_33rd_on
     batch = await create(api, await send(api, *[line(f"r{n}") for n in range(40)]))
     hung = asyncio.create_task(run(batch))
     assert await asyncio.to_thread(hangs.wait, 60)
     row = await Job.objects.aget()
     await Job.objects.aupdate(state=Job.State.QUEUED, claim=None, heartbeat_at=None)
-    api.engine.script = answering("second")
-    await run(batch)
+    api.engine.script, api.engine.waits = answering("second"), None
+    await asyncio.wait_for(run(batch), 30)
     goes_on.set()
     await hung
     done = await get(api, batch)

@@ -64,7 +64,10 @@ class FakeFeatures(NoFeatures):
         examples = (FeatureExample((" the", " rain"), (0.0, 4.0)),)
         histogram, quantiles = Histogram(0.5, (3, 1)), ActivationQuantiles(0.75, 0.875, 4)
         bands = (ExampleBand(0.5, 0.75, 12, examples),)
-        return FeatureDetail(RAIN, 1.5, examples, "measured", "default abc", histogram, quantiles, "default abc", bands)
+        others = (("wet weather", "ann"), ("umbrellas", ""))
+        return FeatureDetail(
+            RAIN, 1.5, examples, "measured", "default abc", histogram, quantiles, "default abc", bands, others
+        )
 
     async def effect(self, sae: SAERecord, index: int) -> EffectRecord:
         if index != 3:
@@ -215,6 +218,7 @@ async def test_look_up(api: Api, features: FakeFeatures, path: str):
     assert (body["index"], body["layer"], body["site"], body["decoder_norm"]) == (3, 2, "resid_post", 1.5)
     assert body["examples"] == [{"tokens": [" the", " rain"], "values": [0.0, 4.0], "max_value": 4.0}]
     assert (body["max_activation_source"], body["examples_source"]) == ("measured", "default abc")
+    assert body["explanations"] == [{"text": "wet weather", "source": "ann"}, {"text": "umbrellas", "source": ""}]
     assert body["histogram"] == {"width": 0.5, "counts": [3, 1]}
     assert body["activation_quantiles"] == {"p99": 0.75, "p999": 0.875, "n": 4, "corpus": "default abc"}
     assert body["example_bands"] == [{"low": 0.5, "high": 0.75, "num_texts": 12, "examples": body["examples"]}]

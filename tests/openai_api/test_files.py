@@ -10,6 +10,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.contrib.auth import get_user_model
@@ -19,14 +20,16 @@ from django.utils import timezone
 from openai.types import FileDeleted, FileObject, Upload
 from openai.types.uploads import UploadPart
 
+from jobs.periodic import enqueue_due
 from openai_api.http.file_uploads import BLOCK, read_form
 from openai_api.http.signed_links import signed_link
+from storage.apps import EXPIRE_KIND, ORPHANS_KIND
 from storage.blobs import BlobStore
 from storage.files import keep_file
 from storage.models import StoredFile
 from storage.models import Upload as UploadRow
 from storage.models import UploadPart as PartRow
-from storage.sweep import Sweep, sweep_storage
+from storage.sweep import Sweep, run_expire, run_orphans, sweep_storage
 from tests.core.test_database import locked
 from tests.openai_api.conftest import Api
 
@@ -43,6 +46,16 @@ def home(settings: Any, tmp_path: Path) -> Path:
 
 def on_disk(home: Path) -> list[Path]:
     return [path for path in (home / "files").rglob("*") if path.is_file()]
+
+
+def three_files(store: BlobStore) -> list[str]:
+    """Store three files and return the names of their blobs."""
+    names = []
+    for number in range(3):
+        with store.writing() as writer:
+            writer.write(TEXT)
+            names.append(keep_file(writer=writer, filename=str(number), purpose="assistants", owner_id=None).blob)
+    return names
 
 
 async def send(api: Api, content: bytes = TEXT, name: str = "cat.txt", /, headers: Any = None, **fields: Any) -> Any:
@@ -453,11 +466,7 @@ async def test_uploads_expire_and_are_swept(api: Api, home: Path):
 
 def test_a_sweep_removes_what_nobody_can_reach(home: Path):
     store = BlobStore.from_settings()
-    names = []
-    for _ in range(3):
-        with store.writing() as writer:
-            writer.write(TEXT)
-            names.append(keep_file(writer=writer, filename="a", purpose="assistants", owner_id=None).blob)
+    names = three_files(store)
     StoredFile.objects.filter(blob=names[0]).update(expires_at=timezone.now() - timedelta(seconds=1))
     StoredFile.objects.filter(blob=names[1]).delete()  # as the deletion of its owner does
     (store.unfinished / "crashed").write_bytes(b"half")
@@ -469,6 +478,24 @@ def test_a_sweep_removes_what_nobody_can_reach(home: Path):
     assert (swept.files, swept.blobs) == (1, 2)
     assert sorted(path.name for path in on_disk(home)) == sorted([names[2], "running"])
     assert sweep_storage() == Sweep(0, 0, 0, 0)
+
+
+def test_jobs_delete_what_has_expired_and_what_no_row_names(home: Path):
+    store = BlobStore.from_settings()
+    names = three_files(store)
+    assert enqueue_due() == []
+    StoredFile.objects.filter(blob=names[0]).update(expires_at=timezone.now() - timedelta(seconds=1))
+    [expire] = enqueue_due()
+    assert expire.kind == EXPIRE_KIND
+    assert enqueue_due() == [], "not twice within its interval"
+    assert run_expire(Mock()) == {"files": 1, "uploads": 0, "chunks": 0}
+    StoredFile.objects.filter(blob=names[1]).delete()
+    StoredFile.objects.filter(blob=names[2]).update(created_at=timezone.now() - timedelta(days=2))
+    os.utime(store.path(names[1]), (0, 0))
+    [orphans] = enqueue_due()
+    assert orphans.kind == ORPHANS_KIND
+    assert run_orphans(Mock()) == {"blobs": 1}
+    assert [path.name for path in on_disk(home)] == [names[2]]
 
 
 def test_files_that_vanish_while_the_sweep_lists_them_are_passed_over(home: Path):

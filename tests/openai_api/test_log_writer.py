@@ -5,18 +5,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from django.contrib.auth import get_user_model
-from django.db import DataError, OperationalError
+from django.db import DataError, OperationalError, connection
 from django.utils import timezone
 
 from core.runtime import runtime
 from openai_api import apps
 from openai_api.keys.services import create_api_key
 from openai_api.models import ApiKey, RequestLog
+from openai_api.request_log import store as request_log_store
 from openai_api.request_log import writer as log_writer
 from openai_api.request_log.entry import LogEntry
 from openai_api.request_log.store import LogStore, row_of, stored_text
@@ -204,6 +207,20 @@ def test_rows_hold_what_was_noted():
 
 
 @pytest.mark.django_db
+def test_values_beyond_the_limits_of_postgres_are_refused_and_not_tried_again(monkeypatch: pytest.MonkeyPatch):
+    def too_long(found: object) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT to_tsvector('simple', string_agg(md5(n::text), ' ')) FROM generate_series(1, 99999) n"
+            )
+
+    monkeypatch.setattr(request_log_store, "record_matches", too_long)
+    with pytest.raises(DataError, match="too long for tsvector"):
+        LogStore().insert([entry(1)])
+    assert not RequestLog.objects.exists()
+
+
+@pytest.mark.django_db
 def test_values_that_postgres_refuses_are_cleaned():
     poison = "a\0b\ud800c"
     parameters = {"stop": [poison], "x\0": float("nan"), "y": float("inf"), "big": 10**400, "deep": [[{"a": (1,)}]]}
@@ -286,6 +303,37 @@ def test_the_thread_writes_to_the_database_and_stops():
     assert set(RequestLog.objects.values_list("pk", flat=True)) == {"req_7", "req_8"}
     assert RequestLog.objects.get(pk="req_8").api_key is None
     assert not any(thread.name == "request-log" for thread in threading.enumerate())
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_locked_table_is_reported_and_tried_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    monkeypatch.setattr(request_log_store, "LOCK_TIMEOUT", "50ms")
+    runtime.remove(LOG_WRITER)
+    with psycopg.connect(**connection.get_connection_params()) as other:
+        other.execute("LOCK TABLE openai_api_requestlog IN ACCESS EXCLUSIVE MODE")
+        get_log_writer().write(entry(7))
+        deadline = time.monotonic() + 30
+        while "LockNotAvailable" not in caplog.text:
+            assert time.monotonic() < deadline, "nobody said why the row is missing"
+            time.sleep(0.02)
+    apps.stop_log_writer()
+    assert RequestLog.objects.get().pk == "req_7"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_connections_return_to_the_pool_without_the_time_limit_for_locks():
+    def limits() -> list[str]:
+        store = LogStore()
+        store.refresh_connection()
+        used = connection.connection
+        found = []
+        for step in (lambda: None, store.close):
+            step()
+            found.append(used.execute("SELECT current_setting('lock_timeout')").fetchone()[0])
+        return found
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(limits).result() == ["10s", "0"]
 
 
 def test_stopping_what_never_started_is_nothing():

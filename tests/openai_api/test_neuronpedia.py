@@ -70,7 +70,8 @@ class FakeFeatures(NoFeatures):
     async def detail(self, sae: SAERecord, index: int) -> FeatureDetail:
         if index >= sae.d_sae:
             raise FeatureNotFoundError("The SAE has features 0 to 39.")
-        return FeatureDetail(RAIN, 1.5, (FeatureExample((" the", " rain"), (0.0, 4.0)),))
+        examples = (FeatureExample((" the", " rain"), (0.0, 4.0)),)
+        return FeatureDetail(RAIN, 1.5, examples, explanations=(("wet weather", "ann"), ("umbrellas", "")))
 
     async def lens(self, sae: SAERecord, index: int) -> LogitLens:
         if sae.model != "tiny":
@@ -127,6 +128,8 @@ async def test_features_are_found_by_model_source_and_index(api: Api, path: str,
     assert response.status_code == 200, body
     validator("NeuronpediaFeatureBody").validate(body)
     assert (body["layer"], body["index"], body["explanations"][0]["description"]) == (source, "3", "rain")
+    others = [(one["description"], one["explanationModelName"]) for one in body["explanations"][-2:]]
+    assert others == [("wet weather", "ann"), ("umbrellas", None)]
     assert body["activations"][0]["maxValueTokenIndex"] == 1
     assert body["pos_str"] == ([" wet"] if "org" not in path else [])
 

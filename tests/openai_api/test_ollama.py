@@ -17,6 +17,7 @@ from inference.text.dialects.thinking import KNOWN_MARKS
 from inference.text.dialects.tool_formats import HERMES
 from millm_site.http.asgi_handler import ASYNC_PATHS
 from openai_api.backend import BACKEND, get_backend
+from openai_api.http.file_uploads import accepts_files
 from openai_api.ollama.conversion import context_of, read_context
 from openai_api.ollama.routes import ROUTES
 from openai_api.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest
@@ -566,12 +567,22 @@ class TestErrors:
             assert "add_model" in response.json()["error"]
 
     async def test_other_paths_and_methods(self, api: Api):
-        for path in ("/ollama/api/nothing", "/ollama/v1/models", "/ollama/../admin/", "/ollama/api/chat/x"):
+        for path in ("/ollama/api/nothing", "/ollama/v2/models", "/ollama/../admin/", "/ollama/api/chat/x"):
             response = await api.client.get(path)
             assert response.status_code == 404, path
             assert isinstance(response.json()["error"], str)
         response = await api.client.get("/ollama/api/chat")
         assert (response.status_code, response.headers["Allow"]) == (405, "POST")
+
+    async def test_openais_api_is_beside_it_as_with_ollama(self, api: Api):
+        response = await api.post("/ollama/v1/chat/completions", {**CHAT, "model": "tiny:gloomy"})
+        assert (response.status_code, response.json()["object"]) == (200, "chat.completion")
+        assert (api.log.only.endpoint, api.log.only.profile) == ("/v1/chat/completions", "gloomy@2")
+        listed = await api.client.get("/ollama/v1/models")
+        assert "tiny" in [model["id"] for model in listed.json()["data"]]
+        missing = await api.client.get("/ollama/v1/nothing")
+        assert (missing.status_code, missing.json()["error"]["type"]) == (404, "invalid_request_error")
+        assert accepts_files("/ollama/v1/files")
 
     async def test_a_failure_before_the_first_token(self, api: Api):
         api.engine.script = failing("out_of_memory")

@@ -41,6 +41,18 @@ def test_static_key_has_all_rights_of_the_first_superuser(admin: User) -> None:
     assert is_prefix(record.prefix)
 
 
+def test_the_first_superuser_makes_it_valid_at_once(
+    db: None, settings: Any, django_capture_on_commit_callbacks: Any
+) -> None:
+    settings.MILLM_ADMIN_API_KEY = KEY
+    snapshot.forget()
+    assert find_key(KEY, snapshot.get()) is None  # read before there is a superuser, as by the migrations
+    with django_capture_on_commit_callbacks(execute=True):
+        User.objects.create_superuser("root")
+    assert find_key(KEY, snapshot.get()) is not None
+    snapshot.forget()
+
+
 def test_keys_of_the_database_stay_valid(admin: User) -> None:
     plain = create_api_key(name="laptop", owner=admin).plain
     records = load_keys()

@@ -8,10 +8,11 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
+from storage import blobs
 from storage.batch_lines import BatchLine
 from storage.batch_results import BatchResults, Checkpoint, Result
 from storage.blobs import BlobStore, RemoteBlobStore
@@ -96,21 +97,25 @@ def test_names_are_those_of_old_blobs_only(store: RemoteBlobStore, monkeypatch: 
     assert set(store.names(older_than_s=ABANDONED_S)) == names
 
 
-def test_a_growing_file_is_put_together_up_to_the_first_missing_part(store: RemoteBlobStore, url: str, tmp_path: Path):
+def test_a_growing_file_is_put_together_up_to_the_first_missing_part(
+    store: RemoteBlobStore, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(blobs, "PART_BYTES", 8)
     source, target = tmp_path / "output.jsonl", tmp_path / "there" / "output.jsonl"
     saved = 0
-    for part in (b"one\n", b"two\n", b"", b"three\n"):
+    for part in (b"one\n", b"two22\n", b"", b"three\n"):
         with source.open("ab") as file:
             file.write(part)
         saved = store.save_part("batches/a/run/output.jsonl", source, saved)
-    assert saved == 14
-    store.fetch_parts("batches/a/run/output.jsonl", target)
-    assert target.read_bytes() == b"one\ntwo\nthree\n"
+        store.fetch_parts("batches/a/run/output.jsonl", target)
+        assert target.read_bytes() == source.read_bytes()
+    assert saved == 16
+    assert [PurePosixPath(path).name for path in sorted(store._find("batches/a"))] == [f"{0:015d}", f"{8:015d}"]
     store.save_part("batches/a/gap/output.jsonl", source, 0)
-    source.write_bytes(20 * b"x")
-    store.save_part("batches/a/gap/output.jsonl", source, 17)
+    source.write_bytes(30 * b"x")
+    store.save_part("batches/a/gap/output.jsonl", source, 25)
     store.fetch_parts("batches/a/gap/output.jsonl", target)
-    assert len(target.read_bytes()) == 14
+    assert len(target.read_bytes()) == 16
     store.fetch_parts("batches/a/none/output.jsonl", target)
     assert target.read_bytes() == b""
     assert store.folders("batches") == {"a"}

@@ -1,4 +1,4 @@
-"""``manage.py export_logs``: the request log as CSV or JSONL, to standard output or a file."""
+"""``manage.py export_logs``: the request log as CSV, JSONL or chats, to standard output or a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ class Command(BaseCommand):
     help = "Export the request log, newest first. The options are those of the log's search page."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--format", choices=FORMATS, default="jsonl")
+        parser.add_argument(
+            "--format", choices=FORMATS, default="jsonl", help="chats: messages with their answers, one chat a line"
+        )
         parser.add_argument("--output", type=Path, help="a new file (default: standard output)")
         parser.add_argument("--with-text", action="store_true", help="prompts, completions, parameters, error messages")
         for name in SearchForm(None, sees_text=True).fields:
@@ -34,7 +36,7 @@ class Command(BaseCommand):
             search=form.search(),
             conditions=form.conditions,
             form=options["format"],
-            with_text=options["with_text"],
+            with_text=options["with_text"] or options["format"] == "chats",
             user=None,
         )
         self._write(export, output)

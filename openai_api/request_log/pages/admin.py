@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 from urllib.parse import urlencode
 
@@ -30,6 +31,7 @@ from openai_api.request_log.pages.detail import (
     effect_text,
     has_tokens,
     key_link,
+    metadata_html,
     neighbours,
     profile_link,
     studio_url,
@@ -40,11 +42,11 @@ from openai_api.request_log.pages.detail import (
 )
 from openai_api.request_log.pages.messages import pretty_json
 from openai_api.request_log.pages.replay import ReplayPages, is_replayable
-from openai_api.request_log.pages.search import SearchPages
+from openai_api.request_log.pages.scores import ScorePages, scores_context
+from openai_api.request_log.pages.search import FILTERS, SearchPages
 from openai_api.request_log.replay import ReplayError, curl_command
-from openai_api.request_log.scores import ScorePages, scores_context
 from openai_api.request_log.search_form import SearchForm
-from openai_api.request_log.summary import badge_of, timeline_html, visible_text
+from openai_api.request_log.summary import badge_of, cost_of, known_prices, timeline_html, visible_text
 from openai_api.request_log.writer import log_backlog
 
 WRITING_S = 1.0  # until the row of a request that has just ended is written, by any process
@@ -86,7 +88,6 @@ def _conditions(conditions: dict[str, Any]) -> Iterator[str]:
 
 
 NOT_SHOWN = "Visible to users who can view request texts."
-FILTERS = "_changelist_filters"  # Django's name for the list's query string
 
 
 def _curl(request: HttpRequest, row: RequestLog) -> str:
@@ -157,6 +158,7 @@ class RequestLogAdmin(ExportPages, ReplayPages, ScorePages, SearchPages, ReadOnl
             "newer": newer,
             "older": older,
             **scores_context(request.user, row),
+            "conditions": urlencode(form.conditions),
             "filters": urlencode({FILTERS: urlencode(form.conditions)}) if form.conditions else "",
             "results": f"?{urlencode(form.conditions)}" if form.conditions else "",
         }
@@ -179,6 +181,7 @@ class RequestLogAdmin(ExportPages, ReplayPages, ScorePages, SearchPages, ReadOnl
         if not error and row.error_code and quotes_client(row.status):
             error = NOT_SHOWN
         cached = f", {row.cached_tokens} cached" if row.cached_tokens else ""
+        cost = cost_of(row.model, row.prompt_tokens, row.cached_tokens, row.completion_tokens, known_prices())
         pairs = (
             ("Outcome", visible_text(row.error_code or row.finish_reason)),
             ("Error", visible_text(error)),
@@ -187,11 +190,13 @@ class RequestLogAdmin(ExportPages, ReplayPages, ScorePages, SearchPages, ReadOnl
             ("Profile", profile_link(row) if row.profile else ""),
             ("Prompt tokens", f"{row.prompt_tokens:,}{cached}"),
             ("Completion tokens", f"{row.completion_tokens:,}"),
+            ("Cost", "" if cost is None else f"{Decimal(str(cost)):f}"),
             ("Endpoint", row.endpoint),
             ("Streamed", "yes" if row.stream else "no"),
             ("Source", row.get_source_display()),
             ("API key", key_link(row)),
             ("User", visible_text(row.user)),
+            ("Metadata", metadata_html(row)),
             ("Client address", row.client_address or ""),
         )
         return [(name, value) for name, value in pairs if value]

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlencode
 
 from django.contrib.admin.utils import quote
 from django.contrib.auth.models import User
@@ -15,13 +16,14 @@ from django.db.models import QuerySet
 from django.template.loader import render_to_string
 from django.urls import NoReverseMatch, reverse
 from django.utils.html import format_html, format_html_join
-from django.utils.safestring import SafeString
+from django.utils.safestring import SafeString, mark_safe
 
 from core.pagination import ByTime
 from core.times import utc_text
 from inference.interventions import site_label
 from openai_api.models import RequestLog
 from openai_api.request_log.entry import TOKENS
+from openai_api.request_log.models import METADATA
 from openai_api.request_log.pages.messages import Message, messages
 from openai_api.request_log.summary import key_text, visible_text
 from steering.models import Feature, ProfileVersion, WatchEvent
@@ -126,6 +128,19 @@ def key_link(row: RequestLog) -> str | SafeString:
     return format_html('<a href="{}">{}</a>', reverse("admin:openai_api_apikey_change", args=[row.api_key.pk]), shown)
 
 
+def metadata_html(row: RequestLog) -> SafeString | str:
+    """List what the client named the request by, each with a link to the requests that have the same."""
+    pairs = row.parameters.get(METADATA)
+    if not isinstance(pairs, dict):
+        return ""
+    url = reverse("admin:openai_api_requestlog_changelist")
+    named = [(name, value) for name, value in pairs.items() if isinstance(value, str)]
+    links = (
+        (f"{url}?{urlencode({METADATA: f'{name}={value}'})}", visible_text(f"{name}={value}")) for name, value in named
+    )
+    return format_html_join(mark_safe("<br>"), '<a href="{}">{}</a>', links)
+
+
 def version_html(row: RequestLog) -> SafeString | str:
     """Describe the profile at that version, and what changed with it."""
     version = profile_version(row) if row.profile else None
@@ -181,6 +196,7 @@ def effect_text(effect: Mapping[str, Any]) -> str:
 
 MAX_FEATURES = 200  # the strongest, offered for selection
 MAX_LABELS = 5_000
+DENSE = 0.05  # of all tokens
 Notes = dict[int, list[tuple[str, str]]]  # by position
 Token = dict[str, Any]  # in the form that the page's script reads
 
@@ -216,10 +232,14 @@ def tokens_html(row: RequestLog, user: User, *, explain_url: str = "") -> SafeSt
     ``explain_url`` explains a token of an answer.
     """
     parts = list(_parts(row))
-    strongest = _strongest(parts)
+    strongest, tell = _strongest(row), _strongest(row, first=1)
     sae = next((record["sae"] for record in _records(row)), "")
-    labels = _labels(row.model, sae, list(strongest)) if user.has_perm("steering.view_feature") else {}
-    chosen = sorted(strongest, key=lambda index: -strongest[index])[:MAX_FEATURES]
+    labels, dense = _labels_and_dense(row.model, sae, list(strongest))
+    if not user.has_perm("steering.view_feature"):
+        labels = {}
+    # The first one colours the tokens at first. Dense features, and those of a text's first token, say little about it.
+    order = sorted(strongest, key=lambda index: (index in dense, -tell.get(index, 0.0), -strongest[index]))
+    chosen = order[:MAX_FEATURES]
     context = {
         "parts": parts,
         "sae": sae,
@@ -291,20 +311,23 @@ def _features(token: dict[str, Any]) -> list[dict[str, float]] | None:
     return None if pairs is None else [{"index": index, "value": value} for index, value in pairs]
 
 
-def _strongest(parts: list[Part]) -> dict[int, float]:
-    """Return the largest activation of each feature."""
+def _strongest(row: RequestLog, *, first: int = 0) -> dict[int, float]:
+    """Return the largest activation of each feature at the places from ``first`` on."""
     found: dict[int, float] = {}
-    for part in parts:
-        for token in part.tokens:
-            for feature in token["features"] or ():
-                index = int(feature["index"])
-                found[index] = max(feature["value"], found.get(index, feature["value"]))
+    for record in _records(row):
+        for answer in record["answers"]:
+            for token in (*answer["prompt"], *answer["tokens"]):
+                for index, value in token.get("features") or () if token["place"] >= first else ():
+                    found[index] = max(value, found.get(index, value))
     return found
 
 
-def _labels(model: str, sae: str, indices: list[int]) -> dict[int, str]:
+def _labels_and_dense(model: str, sae: str, indices: list[int]) -> tuple[dict[int, str], set[int]]:
+    """Return the labels of features, and those that are active on a large share of all tokens. One query."""
     rows = Feature.objects.filter(sae__model__name=model, sae__name=sae, index__in=indices[:MAX_LABELS])
-    return {index: visible_text(label) for index, label in rows.exclude(label="").values_list("index", "label")}
+    found = list(rows.values_list("index", "label", "density"))
+    labels = {index: visible_text(label) for index, label, _ in found if label}
+    return labels, {index for index, _, density in found if density is not None and density >= DENSE}
 
 
 def _watched(row: RequestLog) -> Notes:

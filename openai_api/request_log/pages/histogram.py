@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from django.db import connection
+from django.db.models import QuerySet
 from django.db.models.expressions import RawSQL
 
+from openai_api.models import RequestLog
 from openai_api.request_log.search import LogSearch
 from openai_api.request_log.summary import CLIENT_DISCONNECTED
 
@@ -100,8 +102,13 @@ class Histogram:
             }
 
 
-def histogram(search: LogSearch, conditions: Mapping[str, str], now: datetime) -> Histogram | None:
-    """Count the rows of a search by time, by default of the last 24 hours. None for an empty period."""
+def histogram(
+    search: LogSearch, conditions: Mapping[str, str], now: datetime, *, by_time: bool = False
+) -> Histogram | None:
+    """Count the rows of a search by time, by default of the last 24 hours. None for an empty period.
+
+    ``by_time`` is the option of :meth:`LogSearch.rows`.
+    """
     until = min(search.until or now, now)
     if until < _EPOCH:  # of no server
         return None
@@ -114,7 +121,7 @@ def histogram(search: LogSearch, conditions: Mapping[str, str], now: datetime) -
     others = {name: value for name, value in conditions.items() if name not in ("last", "since", "until")}
     bars = (
         _bar(counted, width, (max(counted.since, since), min(counted.since + width, until)), others)
-        for counted in _counted(search, starts, width)
+        for counted in _counted(search.rows(by_time=by_time), starts, width)
     )
     return Histogram(since, until, width, tuple(bars), search.since is None)
 
@@ -126,9 +133,9 @@ class _Counted(NamedTuple):
     errors: int
 
 
-def _counted(search: LogSearch, starts: list[datetime], width: timedelta) -> list[_Counted]:
+def _counted(found: QuerySet[RequestLog], starts: list[datetime], width: timedelta) -> list[_Counted]:
     """Count up to MAX_COUNTED rows of each bar, or nothing if that would cost too much."""
-    inside = search.rows().filter(
+    inside = found.filter(
         created_at__gte=RawSQL("bar.since", ()), created_at__lt=RawSQL("bar.since + %s::interval", (width,))
     )
     rows, params = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
@@ -29,7 +29,7 @@ from openai_api.request_log.pages.messages import Excerpt, fetch_excerpts
 from openai_api.request_log.scores import VIEW as SEE_SCORES
 from openai_api.request_log.scores import mean_scores
 from openai_api.request_log.search import LogSearch, lean, size_text
-from openai_api.request_log.search_form import CURSORS, SearchForm
+from openai_api.request_log.search_form import CURSORS, NEED_TEXT, SearchForm
 from openai_api.request_log.summary import (
     ROOT,
     badge_of,
@@ -42,6 +42,8 @@ from openai_api.request_log.summary import (
 MAX_OWN = 100
 MAX_NAME = 100
 MAX_SHOWN = 200
+BY_TIME = ByTime("created_at")
+RECENT = 5_000  # requests among which words and metadata are looked for first
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +130,10 @@ def delete_search(*, owner: User, pk: int) -> bool:
 
 
 def visible_searches(user: User) -> list[ShownSearch]:
-    """Return the user's searches and shared ones. Searched words are shown only with access to texts."""
+    """Return the user's searches and shared ones. Those that search texts are shown only with access to them."""
     found = SavedSearch.objects.filter(Q(owner=user) | Q(is_shared=True)).select_related("owner")
     if not may_see_text(user):
-        found = found.exclude(conditions__has_key="text")
+        found = found.exclude(conditions__has_any_keys=NEED_TEXT)
     return [_shown(search, user) for search in found[:MAX_SHOWN]]
 
 
@@ -163,6 +165,7 @@ def _days(days: int) -> str:
 
 PAGE_SIZE = 50
 LIST = "admin:openai_api_requestlog_changelist"
+FILTERS = "_changelist_filters"  # Django's name for the list's query string
 
 
 class SearchPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
@@ -207,18 +210,21 @@ class SearchPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
     def _found(self, request: HttpRequest, form: SearchForm) -> dict[str, Any]:
         """Return the page of rows and links to its neighbours."""
         search = form.search()
+        before, after = (request.GET.get(name, "") for name in CURSORS)
         try:
-            page = search_page(search, before=request.GET.get("before", ""), after=request.GET.get("after", ""))
+            page, is_recent = search_page(search, before, after)
         except CursorError as error:
             return {"problems": [str(error)]}
         now = timezone.now()
+        by_time = search.metadata is not None and (_is_common(search) if before or after else is_recent)
         excerpts = self._excerpts(request, form, page.rows)
-        scores = mean_scores([row.pk for row in page.rows]) if request.user.has_perm(SEE_SCORES) else {}
+        ids = [row.pk for row in page.rows]
+        scores = mean_scores(ids, search.score_name) if request.user.has_perm(SEE_SCORES) else {}
         return {
             "lines": [LogLine.from_row(row, now, excerpts.get(row.pk), scores.get(row.pk)) for row in page.rows],
             "size": size_text(search.rows(), page),
             "kept": stored_text(),
-            "histogram": None if search.id else histogram(search, form.conditions, now),
+            "histogram": None if search.id else histogram(search, form.conditions, now, by_time=by_time),
             "older": _link(form, before=page.older),
             "newer": _link(form, after=page.newer),
             "newest": f"?{urlencode(form.conditions)}",
@@ -230,7 +236,8 @@ class SearchPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
             return {}
         text = form.conditions.get("text", "")
         excerpts = fetch_excerpts([row.pk for row in rows], text)
-        is_search = bool(text) and not any(request.GET.get(name) for name in CURSORS)
+        searches_texts = any(form.conditions.get(name) for name in NEED_TEXT)
+        is_search = searches_texts and not any(request.GET.get(name) for name in CURSORS)
         if is_search or excerpts:
             detail: dict[str, Any] = {"conditions": form.conditions}
             if excerpts:
@@ -267,15 +274,33 @@ class SearchPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
 
 def search_page(
     search: LogSearch, before: str = "", after: str = "", size: int = PAGE_SIZE
-) -> KeysetPage[RequestLog, Cursor]:
-    """Return one page. Raises CursorError."""
-    return keyset_page(
-        lean(search.rows()),
-        ByTime("created_at"),
-        size=size,
-        before=Cursor.parse(before) if before else None,
-        after=Cursor.parse(after) if after else None,
-    )
+) -> tuple[KeysetPage[RequestLog, Cursor], bool]:
+    """Return one page, and whether it was found among the RECENT requests before it. Raises CursorError.
+
+    Words and metadata that many requests have are found there, without reading all matches to sort them by time.
+    """
+    start = Cursor.parse(before) if before else None
+    end = Cursor.parse(after) if after else None
+    if (search.text or search.metadata) and end is None:
+        since = _recent(search, start)
+        if since is not None:
+            page = keyset_page(lean(replace(search, since=since).rows()), BY_TIME, size=size, before=start)
+            if page.older is not None:
+                return page, True
+    return keyset_page(lean(search.rows()), BY_TIME, size=size, before=start, after=end), False
+
+
+def _is_common(search: LogSearch) -> bool:
+    """Return whether many of the newest requests have the metadata of a search."""
+    since = _recent(search, None)
+    return since is not None and len(replace(search, since=since).rows().values("pk")[:PAGE_SIZE]) == PAGE_SIZE
+
+
+def _recent(search: LogSearch, before: Cursor | None) -> datetime | None:
+    """Return the time of the RECENT-th request before a place; None if the search begins later, or there are fewer."""
+    rows = RequestLog.objects.all() if search.until is None else RequestLog.objects.filter(created_at__lt=search.until)
+    found = BY_TIME.older_than(rows, before).values_list("created_at", flat=True)[RECENT : RECENT + 1].first()
+    return None if found is None or (search.since is not None and found <= search.since) else found
 
 
 def _link(form: SearchForm, **cursor: Cursor | None) -> str:

@@ -12,6 +12,7 @@ from openai_api.responses.schemas.items import MAX_ITEMS, InputItem, ItemId
 from openai_api.responses.schemas.tools import (
     FILE_SEARCH,
     MAX_TOOLS,
+    SECRETS,
     FileSearchTool,
     McpTool,
     OfferedFunction,
@@ -250,10 +251,16 @@ class ResponseRequest(PromptSchema, DrawingSchema, GrammarExtensions):
         super().check_together()
         if self.background and self.store is False:
             raise invalid("`store` must be true if `background` is true.", param="store")
-        if self.background and self.mcp_tools:
-            place = self.mcp_tools[0][0]
-            message = "Background responses cannot use MCP servers: their access tokens are not stored."
-            raise invalid(message, param=f"tools[{place}]", code="unsupported_parameter")
+        if self.background:
+            self._check_no_secrets()
+
+    def _check_no_secrets(self) -> None:
+        """Raise MillmError 400 for secrets of MCP servers: they are never stored, so a job would not have them."""
+        for place, tool in self.mcp_tools:
+            for name in SECRETS:
+                if getattr(tool, name):
+                    message = f"Background responses cannot send `{name}` to MCP servers, because it is not stored."
+                    raise invalid(message, param=f"tools[{place}].{name}", code="unsupported_parameter")
 
     @property
     def is_stored(self) -> bool:

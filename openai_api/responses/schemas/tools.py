@@ -93,6 +93,9 @@ class ApprovalFilter(Part):
     never: ToolFilter | None = None
 
 
+SECRETS = ("authorization", "headers")  # fields of an McpTool that are never stored
+
+
 class McpTool(Part):
     """The tools of a remote MCP server, which this server calls."""
 

@@ -19,6 +19,7 @@ from django.test.utils import CaptureQueriesContext
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inference.models import LanguageModel
 from openai_api.models import LogAccess, RequestLog
 from openai_api.request_log import export as exporting
 from openai_api.request_log.export import BATCH, Export, safe_cell, start_export
@@ -62,7 +63,7 @@ def test_two_queries_a_batch_and_nothing_passed_over():
     with CaptureQueriesContext(connection) as queries:
         list(made.batches())
     reads = [query["sql"] for query in queries if query["sql"].startswith("SELECT")]
-    assert len(reads) == 2 * 3  # of rows and of their scores
+    assert len(reads) == 1 + 2 * 3  # of prices, and of rows and their scores
     assert not any("OFFSET" in sql or "COUNT(" in sql for sql in reads)
 
 
@@ -228,3 +229,56 @@ def test_the_command_refuses_what_the_form_refuses():
     with pytest.raises(CommandError, match="outcome"):
         call_command("export_logs", outcome="junk")
     assert not RequestLog.objects.exists()
+
+
+@pytest.mark.django_db
+def test_chats_with_their_answers():
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello, \U0001f600"}]
+    chat = {"prompt": json.dumps(asked, ensure_ascii=False), "completion": "Hi.", "finish_reason": "stop"}
+    row(0, **chat)
+    row(1, **chat | {"finish_reason": "length", "completion": "[1]"})
+    row(2, **chat | {"completion": '["Hi.", "Hey."]', "parameters": {"n": 2}})  # not one answer
+    row(3, **chat | {"finish_reason": "tool_calls", "completion": "{}"})
+    row(4, **chat | {"error_code": "server_error"})
+    row(5, **chat | {"completion": ""})
+    row(6, endpoint="/v1/completions", prompt="Once", completion="upon", finish_reason="stop")
+    row(7, prompt="sha256:abc", completion="sha256:def", finish_reason="stop")
+    made = export("chats", with_text=True)
+    assert made.file_name.startswith("chats-")
+    assert made.file_name.endswith(".jsonl")
+    answers = [{"role": "assistant", "content": text} for text in ("Hi.", "[1]")]
+    assert lines_of(made) == [{"messages": [*asked, answer]} for answer in answers]
+
+
+@pytest.mark.django_db
+def test_chats_are_for_those_who_may_see_texts():
+    row(0, prompt='[{"role": "user", "content": "Hello"}]', completion="Hi.", finish_reason="stop")
+    allowed = client_of(staff("ann", *SEES_TEXT, "export_requestlog")).post(URL, {"format": "chats"})
+    assert allowed.status_code == 200
+    assert LogAccess.objects.get().detail["texts"] is True
+    assert client_of(staff("bob", *SEES_ROWS, "export_requestlog")).post(URL, {"format": "chats"}).status_code == 403
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(("cached_price", "cost"), [(None, 0.001), (0.125, 0.0007), (0, 0.0006)])
+def test_cached_tokens_cost_what_they_cost(cached_price: float | None, cost: float):
+    prices = {"input_price": 0.5, "cached_input_price": cached_price, "output_price": 2}
+    LanguageModel.objects.create(name="tiny", source="org/tiny", **prices)
+    row(0, prompt_tokens=1_000, cached_tokens=800, completion_tokens=250)
+    assert [line["cost"] for line in lines_of(export())] == [cost]
+
+
+@pytest.mark.django_db
+def test_costs_of_models_with_prices():
+    LanguageModel.objects.create(name="tiny", source="org/tiny", input_price=0.5, output_price=2)
+    LanguageModel.objects.create(name="free", source="org/free", input_price=1)
+    row(0, prompt_tokens=1_000, completion_tokens=250)
+    row(1, model="free", prompt_tokens=1_000)
+    row(2, model="tiny", status=400)
+    row(3, prompt_tokens=20)
+    assert [line["cost"] for line in lines_of(export())] == [0.001, None, 0, 0.00001]
+    assert [cells["cost"] for cells in cells_of(export("csv"))] == ["0.001", "", "0.0", "1e-05"]
+    pages = [client_of(staff(f"u{n}", *SEES_ROWS)).get(f"{LOG}req_{n}/change/").content.decode() for n in (0, 1, 3)]
+    assert "<dt>Cost</dt><dd>0.001</dd>" in pages[0]
+    assert "<dt>Cost</dt>" not in pages[1]
+    assert "<dt>Cost</dt><dd>0.00001</dd>" in pages[2]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 from urllib.parse import urlencode
 
@@ -10,11 +12,13 @@ from django.contrib.auth.models import User
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from openai_api.keys.services import create_api_key, delete_api_keys, rotate_api_key
 from openai_api.models import ApiKey, LogAccess, RequestLog
-from openai_api.request_log.pages.search import PAGE_SIZE
-from openai_api.request_log.search import OUTCOMES
+from openai_api.request_log.pages import search as search_pages
+from openai_api.request_log.pages.search import PAGE_SIZE, search_page
+from openai_api.request_log.search import OUTCOMES, LogSearch
 from tests.openai_api.request_log.conftest import LOG, client_of, staff
 from tests.openai_api.request_log.rows import row, rows
 
@@ -348,3 +352,74 @@ def test_saved_searches_are_links_and_the_current_one_is_marked(auditor: Client)
     page = auditor.get(f"{LOG}?{search.query}").content.decode()
     assert 'aria-current="page">&lt;b&gt;good&lt;/b&gt;</a>' in page
     assert 'aria-current="page">All requests</a>' in auditor.get(LOG).content.decode()
+
+
+def test_metadata_of_requests(auditor, watcher):
+    given = {"session_id": "a=b & c", "team": "red"}
+    row(1, parameters={"metadata": given, "temperature": 1})
+    row(2, parameters={"metadata": {"session_id": "other", "team": "red"}})
+    row(3, parameters={"metadata": None})
+    row(4, parameters={"metadata": "left out"})
+    assert found(auditor.get(LOG, {"metadata": "team=red"})) == {1, 2}
+    assert found(auditor.get(LOG, {"metadata": "session_id = a=b & c"})) == {1}
+    assert found(auditor.get(LOG, {"metadata": "team=re"})) == set()
+    assert "Enter a name and a value as name=value." in auditor.get(LOG, {"metadata": "team"}).content.decode()
+    page = auditor.get(f"{LOG}req_1/change/").content.decode()
+    assert (
+        '<a href="/admin/openai_api/requestlog/?metadata=session_id%3Da%3Db+%26+c">session_id=a=b &amp; c</a>' in page
+    )
+    assert found(auditor.get(LOG + "?metadata=session_id%3Da%3Db+%26+c")) == {1}
+    for number in (3, 4):
+        assert auditor.get(f"{LOG}req_{number}/change/").status_code == 200
+    assert found(auditor.get(LOG, {"metadata": "team=blue"})) == set()
+    recorded = LogAccess.objects.latest("pk")
+    assert (recorded.act, recorded.detail["conditions"]) == ("search", {"metadata": "team=blue"})
+    assert "permission" in watcher.get(LOG, {"metadata": "team=red"}).content.decode()
+    assert "team=red" not in watcher.get(f"{LOG}req_1/change/").content.decode()
+
+
+def test_metadata_has_an_index():
+    rows(50, parameters={"metadata": {"team": "red"}})
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL enable_seqscan = off")
+    assert "log_metadata" in LogSearch(metadata=("team", "red")).rows().explain()
+
+
+@pytest.mark.parametrize("recent", [1, 7, 30, 1_000])
+@pytest.mark.parametrize("search", [LogSearch(text="storm"), LogSearch(metadata=("team", "red"))])
+def test_matches_among_the_newest_requests_change_no_page(
+    search: LogSearch, recent: int, monkeypatch: pytest.MonkeyPatch
+):
+    """The newest requests are searched first; the pages are those of a search of all, with any conditions of time."""
+    monkeypatch.setattr(search_pages, "RECENT", recent)
+    marked = [number for number in range(90) if number % 3 or 20 < number < 40]
+    for number in range(90):
+        told = {"prompt": "A storm.", "parameters": {"metadata": {"team": "red"}}} if number in marked else {}
+        row(number, **told)
+    now = timezone.now()
+    half = replace(search, since=now - timedelta(minutes=60), until=now - timedelta(minutes=10))
+    within = [number for number in marked if 10 < number < 60]
+    for one, expected in ((search, marked), (half, within)):
+        seen: list[int] = []
+        cursor = ""
+        while True:
+            page, _ = search_page(one, before=cursor, size=8)
+            seen += [int(line.pk.removeprefix("req_")) for line in page.rows]
+            assert (page.newer is None) == (cursor == "")
+            if page.older is None:
+                break
+            cursor = str(page.older)
+        assert [number for number in seen if number not in (10, 60)] == [n for n in expected if n not in (10, 60)]
+        assert [*one.rows(by_time=True).order_by("-created_at")] == [*one.rows().order_by("-created_at")]
+
+
+def test_common_metadata_are_charted_without_their_index(monkeypatch: pytest.MonkeyPatch, auditor: Client):
+    monkeypatch.setattr(search_pages, "RECENT", 100)
+    rows(120, parameters={"metadata": {"team": "red"}})
+    row(200, parameters={"metadata": {"team": "blue"}})
+    for team, count in (("red", 120), ("blue", 1)):
+        with CaptureQueriesContext(connection) as queries:
+            page = auditor.get(LOG, {"metadata": f"team={team}"})
+        assert sum(bar.requests for bar in page.context["histogram"].bars) == count
+        (chart,) = [one["sql"] for one in queries if "bar.since" in one["sql"] and "EXPLAIN" not in one["sql"]]
+        assert ("'metadata') @>" in chart) == (team == "blue"), "the expression of the index"

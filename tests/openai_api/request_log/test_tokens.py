@@ -76,6 +76,17 @@ def test_labels_are_for_those_who_may_see_features(auditor: Client, feature: Fea
     assert f"#{feature.index} rain (max 1)" in page
 
 
+def test_features_that_say_little_do_not_colour_first(auditor: Client, feature: Feature):  # noqa: F811
+    Feature.objects.filter(pk=feature.pk).update(density=0.3)
+    first, rest = [[feature.index, 9.0], [40, 8.0]], [[feature.index, 7.0], [41, 2.0], [40, 1.0]]
+    logged(
+        {**record(token(0, "a", features=first), token(1, "b", features=rest)), "sae": feature.sae.name},
+        model=feature.sae.model.name,
+    )
+    options = re.findall(r'<option value="feature:(\d+)"', detail(auditor))
+    assert options == ["41", "40", str(feature.index)], "a first token's and a dense one come later"
+
+
 def test_without_the_permission_for_texts_there_is_nothing_of_it(watcher: Client):
     logged(record(token(0, "SECRET", logprob=-1.5, top=[["SECRET", -1.5]], features=[[31337, 2.0]])))
     page = detail(watcher)

@@ -234,6 +234,16 @@ async def test_the_profile_is_the_version_that_was_ordered(stored: Api):
     assert (row.order["chat"]["model"], row.order["chat"]["profile"]) == ("tiny", "gloomy@2")
 
 
+async def test_an_order_from_before_an_update_is_generated(stored: Api):
+    """Orders had no MCP tools then."""
+    made = await order(stored)
+    row = await StoredResponse.objects.aget()
+    row.order = {name: value for name, value in row.order.items() if name not in {"mcp", "max_calls"}}
+    await row.asave()
+    await work(stored)
+    assert (await stored.client.get(f"/v1/responses/{made['id']}")).json()["status"] == "completed"
+
+
 async def test_it_joins_its_conversation_and_can_be_continued(client: AsyncOpenAI, stored: Api):
     talk = await client.conversations.create()
     made = await client.responses.create(model="tiny", input="A", background=True, conversation=talk.id)

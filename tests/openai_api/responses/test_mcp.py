@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -16,10 +16,21 @@ from mcp_types import ToolAnnotations
 from openai import AsyncOpenAI
 from openai.types.responses import Response
 
+from inference.client import Event, GenerationRequest, TokensEvent
 from inference.text.dialects.dialect import dialect_of
+from jobs.execution import RunningJobs
 from openai_api.responses import mcp
+from tests.database import in_thread
 from tests.openai_api.conftest import Api
-from tests.openai_api.fakes import answering
+from tests.openai_api.fakes import answering, finished
+from tests.openai_api.responses.test_background import (
+    interrupted_run,
+    order,
+    ordered_stream,
+    replayed,
+    run_all,
+    work,
+)
 from tests.openai_api.responses.test_create import create, events, strict_event
 from tests.openai_api.responses.test_file_search import in_turn
 
@@ -307,11 +318,85 @@ async def test_bad_servers_are_refused(stored: Api, harbour: Harbour, fields: di
         assert response.json()["error"]["param"].startswith(param)
 
 
-async def test_two_servers_need_two_labels_and_background_has_none(stored: Api, harbour: Harbour):
+async def test_two_servers_need_two_labels(stored: Api, harbour: Harbour):
     response = await create(stored, tools=[tool(harbour), tool(harbour)])
     assert error_of(response) == (400, "invalid_value", "tools[0].server_label")
-    response = await create(stored, tools=[tool(harbour)], background=True)
-    assert error_of(response) == (400, "unsupported_parameter", "tools[0]")
+
+
+@pytest.mark.parametrize("secret", [{"authorization": TOKEN}, {"headers": {"X-Key": TOKEN}}])
+async def test_a_background_response_has_no_secrets(stored: Api, harbour: Harbour, secret: dict[str, Any]):
+    response = await create(stored, tools=[tool(harbour, **secret)], background=True)
+    assert error_of(response) == (400, "unsupported_parameter", f"tools[0].{next(iter(secret))}")
+    assert harbour.authorizations == []
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_a_background_response_calls_tools(stored: Api, harbour: Harbour, is_streamed: bool):
+    stored.engine.script = in_turn(f"Let me see.\n{ROLL}", "Six!")
+    if is_streamed:
+        response_id = await ordered_stream(stored, tools=[tool(harbour)])
+    else:
+        response_id = (await order(stored, tools=[tool(harbour)]))["id"]
+    num_requests = len(harbour.authorizations)
+    await work(stored)
+    done = await stored.client.get(f"/v1/responses/{response_id}")
+    body = Response.model_validate_json(done.content, strict=True)
+    assert [item.type for item in body.output] == ["mcp_list_tools", "message", "mcp_call", "message"]
+    assert (body.status, body.output_text, harbour.calls) == ("completed", "Let me see.Six!", [6])
+    assert len(harbour.authorizations) > num_requests > 0
+    if is_streamed:
+        whole = await replayed(stored, response_id)
+        for event in whole:
+            strict_event(event)
+        assert [event["sequence_number"] for event in whole] == list(range(len(whole)))
+        assert "response.mcp_call.completed" in [event["type"] for event in whole]
+
+
+async def test_a_background_response_asks_for_approval_and_goes_on(stored: Api, harbour: Harbour):
+    """The tools are listed once: the second job uses the list of the first response."""
+    asks = tool(harbour, require_approval="always")
+    stored.engine.script = in_turn(ROLL)
+    first = await order(stored, tools=[asks])
+    await work(stored)
+    body = (await stored.client.get(f"/v1/responses/{first['id']}")).json()
+    assert [item["type"] for item in body["output"]] == ["mcp_list_tools", "mcp_approval_request"]
+    stored.engine.script = in_turn("Six!")
+    answer = {"type": "mcp_approval_response", "approval_request_id": body["output"][1]["id"], "approve": True}
+    second = await order(stored, tools=[asks], input=[answer], previous_response_id=first["id"])
+    await work(stored)
+    body = (await stored.client.get(f"/v1/responses/{second['id']}")).json()
+    assert [item["type"] for item in body["output"]] == ["mcp_call", "message"]
+    assert (body["status"], harbour.calls) == ("completed", [6])
+
+
+async def test_tools_are_not_called_twice_after_an_interruption(stored: Api, harbour: Harbour):
+    made = await order(stored, tools=[tool(harbour)])
+    calls_tool = in_turn(ROLL)
+
+    def stopping_later(request: GenerationRequest) -> Iterable[Event]:
+        if not harbour.calls:
+            return calls_tool(request)
+        running.stopping.set()
+        return [TokensEvent(request.index, (72,), "S"), finished(request, 1, reason="cancelled")]
+
+    running = RunningJobs()
+    stored.engine.script = stopping_later
+    await in_thread(run_all, running)
+    assert (await stored.client.get(f"/v1/responses/{made['id']}")).json()["status"] == "in_progress"
+    await work(stored)
+    body = (await stored.client.get(f"/v1/responses/{made['id']}")).json()
+    assert (body["status"], body["error"]["millm_code"]) == ("failed", "response_interrupted")
+    assert harbour.calls == [6]
+
+
+async def test_an_interruption_before_a_call_changes_nothing(stored: Api, harbour: Harbour):
+    made = await order(stored, tools=[tool(harbour)])
+    await in_thread(interrupted_run, stored.engine)
+    stored.engine.script = in_turn(ROLL, "Six!")
+    await work(stored)
+    body = (await stored.client.get(f"/v1/responses/{made['id']}")).json()
+    assert [item["type"] for item in body["output"]] == ["mcp_list_tools", "mcp_call", "message"]
+    assert (body["status"], harbour.calls) == ("completed", [6])
 
 
 async def test_a_server_that_hangs_does_not_hold_the_response(

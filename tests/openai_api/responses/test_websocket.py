@@ -49,7 +49,7 @@ def text_of(heard: list[dict[str, Any]]) -> str:
     return "".join(event["delta"] for event in heard if event["type"] == "response.output_text.delta")
 
 
-@pytest.mark.parametrize("path", [PATH, "/openai/v1/responses"])
+@pytest.mark.parametrize("path", [PATH, "/openai/v1/responses", "/ollama/v1/responses"])
 async def test_the_events_are_those_of_http(stored: Api, path: str):
     stored.engine.script = answering("One. Two.")
     expected = await events_of_http(stored, input="A")
@@ -101,7 +101,8 @@ async def test_the_last_response_that_was_not_stored_is_continued_on_its_connect
         ('{"type": "response.create", "background": true}', "background", "unsupported_parameter"),
         ('{"type": "response.create", "stream_id": ""}', "stream_id", "invalid_value"),
         ('{"type": "response.create", "stream_id": ["a"]}', "stream_id", "invalid_value"),
-        ('{"type": "response.create", "generate": false}', "generate", "unsupported_parameter"),
+        ('{"type": "response.create", "generate": "no"}', "generate", "invalid_type"),
+        ('{"type": "response.create", "model": "tiny", "input": 7, "generate": false}', "input", None),
         ('{"type": "response.create", "model": "tiny", "input": "A", "temperature": 9}', "temperature", None),
         ('{"type": "response.create", "model": "nobody", "input": "A"}', "model", "model_not_found"),
         ('{"type": "response.create", "model": "tiny", "input": 7}', "input", None),
@@ -117,6 +118,23 @@ async def test_a_bad_message_gets_an_error_and_the_connection_stays(stored: Api,
         assert told["error"]["param"] == param
         assert code is None or told["error"]["code"] == code
         assert text_of(await ask(line, input="A")) == "One."
+
+
+async def test_a_turn_is_prepared_without_an_answer(stored: Api):
+    stored.engine.script = answering("One.")
+    async with opened(SiteHandler()) as line:
+        heard = await ask(line, input="A", generate=False, instructions="Be brief.", store=True)
+        assert stored.engine.requests[-1].sampling.max_tokens == 1
+        assert [event["type"].split(".")[1] for event in heard] == ["created", "in_progress", "completed"]
+        assert [event["sequence_number"] for event in heard] == [0, 1, 2]
+        for event in heard:
+            EVENT.validate_python(event, strict=True)
+        prepared = heard[-1]["response"]
+        assert (prepared["output"], prepared["usage"]["output_tokens"]) == ([], 0)
+        assert prepared["usage"]["total_tokens"] == prepared["usage"]["input_tokens"] > 0
+        assert text_of(await ask(line, input="B", previous_response_id=prepared["id"])) == "One."
+        assert said(stored) == [("user", "A"), ("user", "B")]
+        assert (await ask(line, input="C", previous_response_id=prepared["id"]))[-1]["status"] == 404
 
 
 async def test_streams_run_at_the_same_time_and_each_in_order(stored: Api):
