@@ -3,7 +3,9 @@ embedding model and a classifier with OpenAI's categories."""
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,16 +13,26 @@ import httpx2
 import pytest
 from openai.types.moderation import Categories
 
+from millm_site.env import DEMO_DIR
 from tests import database, live
 from tests.classifier_builders import build_classifier
-from tests.clients.environment import installed
-from tests.conftest import site_environment
+from tests.clients.environment import ADMIN_KEY, AGENTS, installed
+from tests.conftest import BARE, site_environment
 from tests.embedding_builders import build_embedder
 from tests.media.tiny import save_parakeet_ctc, save_speecht5, save_stable_diffusion, save_vits, save_whisper
 from tests.media.tiny_video import save_wan
 
 OPENAI_CATEGORIES = tuple(field.alias or name for name, field in Categories.model_fields.items())
 SET_UP = "from inference.models import LanguageModel as M; assert M.objects.update(dtype='float32') == 1"
+ADD_MY_MODEL = """
+from dataclasses import replace
+from pathlib import Path
+from inference.models import LanguageModel
+from steering.demo.install import TINY, install_demo
+install_demo(replace(TINY, model="my-model", sae="my-sae", folder=Path({folder!r})))
+LanguageModel.objects.filter(name="my-model").update(default_sampling={{"temperature": 0, "max_tokens": 24}})
+"""
+LONG_CONTEXT = 65_536  # the prompt of a coding agent has thousands of tokens
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
@@ -42,10 +54,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[live.LiveServer
     judge = build_classifier(tmp_path_factory.mktemp("judge"), labels=OPENAI_CATEGORIES)
     with database.own_database() as url:
         home = tmp_path_factory.mktemp("clients-site")
-        environment = {**site_environment(url, home), "MILLM_OLLAMA_PORT": "0"}
+        environment = {**site_environment(url, home), "MILLM_OLLAMA_PORT": "0", "MILLM_ADMIN_API_KEY": ADMIN_KEY}
         models = (("vectors", embedder), ("judge", judge))
         added = [("add_model", name, str(path), "--dtype", "float32") for name, path in models]
-        live.manage_all([("shell", "-c", SET_UP), *added], environment=environment)
+        live.manage_all([("shell", "-c", BARE), ("shell", "-c", SET_UP), *added], environment=environment)
         with live.serving(environment=environment) as server:
             warm_up(f"{server.url}/v1")
             yield server
@@ -64,6 +76,24 @@ def ollama_site(server: live.LiveServer) -> str:
     found = re.search(r"^ +Ollama +(http\S+)$", server.output, re.MULTILINE)
     assert found is not None, server.output
     return found.group(1)
+
+
+@pytest.fixture(scope="session")
+def agent_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server whose model ``my-model`` is the demo with a context that is long enough for agents."""
+    installed(AGENTS / "node_modules" / ".package-lock.json")
+    folder = tmp_path_factory.mktemp("agents") / "demo"
+    shutil.copytree(DEMO_DIR, folder)
+    path = folder / "model" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "max_position_embeddings": LONG_CONTEXT}))
+    with database.own_database() as url:
+        home = tmp_path_factory.mktemp("agents-site")
+        environment = {**site_environment(url, home), "MILLM_ADMIN_API_KEY": ADMIN_KEY}
+        programs = (BARE, ADD_MY_MODEL.format(folder=str(folder)))
+        live.manage_all([("shell", "-c", program) for program in programs], environment=environment)
+        with live.serving(environment=environment) as server:
+            yield server.url
+            assert server.stop() == 0, server.output
 
 
 @pytest.fixture(scope="session")

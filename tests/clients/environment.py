@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from millm_site.env import PROJECT_DIR
+from tests import live
 from tests.live import clean_environment
 
 HOME = PROJECT_DIR / ".venv-clients"
 PROGRAMS = Path(__file__).parent / "programs"
 NODE_PROGRAMS = Path(__file__).parent / "node"
+AGENTS = Path(__file__).parent / "agents"
+N8N = Path(__file__).parent / "n8n"
 PINS = Path(__file__).parent / "environments"
+ADMIN_KEY = "administrator-of-the-tests"
 RUN_S = 300
 RESOURCES_S = 3_600  # 1,305 tests
 
@@ -80,6 +88,60 @@ def run_node(program: str, url: str) -> Report:
     return _run([str(node), str(NODE_PROGRAMS / f"{program}.mjs"), url], {})
 
 
+def node_command(folder: Path, name: str) -> str:
+    """Return the path of a command that npm installed in a folder. Skip the test where it is not installed."""
+    installed(folder / "node_modules" / ".package-lock.json")
+    return str(folder / "node_modules" / ".bin" / name)
+
+
+def with_node(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return environment variables for a program that runs in the clients' Node."""
+    return {"PATH": f"{installed(HOME / 'openai' / 'bin')}{os.pathsep}{os.environ['PATH']}", **variables}
+
+
+@contextmanager
+def serving(command: list[str], variables: Mapping[str, str], ready_url: str) -> Iterator[None]:
+    """Run a server that is not ours until the block ends. Wait until it answers at ``ready_url``."""
+    with live.running(command, {**OFFLINE, **variables}) as server:
+        deadline = time.monotonic() + RUN_S
+        while not _answers(ready_url):
+            assert server.process.poll() is None, server.output
+            assert time.monotonic() < deadline, server.output
+            time.sleep(0.5)
+        yield
+        server.stop()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx2.get(url, timeout=5).status_code == 200
+    except httpx2.TransportError:
+        return False
+
+
+class RequestRows:
+    """The rows that a program adds to the request log of a server with :data:`ADMIN_KEY`."""
+
+    def __init__(self, url: str) -> None:
+        self._client = httpx2.Client(base_url=f"{url}/api", headers={"Authorization": f"Bearer {ADMIN_KEY}"})
+        self._known = {row["id"] for row in self._list()}
+
+    def added(self, endpoint: str) -> list[dict[str, Any]]:
+        """Return the new rows of an endpoint with their texts, newest first. Wait for the first of them."""
+        deadline = time.monotonic() + RUN_S
+        while not (found := [row["id"] for row in self._list() if self._is_new(row, endpoint)]):
+            assert time.monotonic() < deadline, f"no request to {endpoint} was logged"
+            time.sleep(0.2)
+        return [self._client.get(f"/logs/{name}").raise_for_status().json() for name in found]
+
+    def _list(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self._client.get("/logs").raise_for_status().json()["data"]
+        return rows
+
+    def _is_new(self, row: dict[str, Any], endpoint: str) -> bool:
+        return row["endpoint"] == endpoint and row["id"] not in self._known
+
+
 def run_command(command: list[str], variables: Mapping[str, str], folder: Path) -> str:
     """What a client's own command prints; fails where it fails."""
     done = _process(command, variables, folder)
@@ -90,7 +152,7 @@ def run_command(command: list[str], variables: Mapping[str, str], folder: Path) 
 def installed(path: Path = HOME) -> Path:
     """The same path; skips the test where nothing is there."""
     if not path.exists():
-        pytest.skip("the clients are not installed: `make clients` does it")
+        pytest.skip("not installed: `make clients` does it, or `make programs`")
     return path
 
 

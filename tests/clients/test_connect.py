@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from millm_site.env import PROJECT_DIR
-from tests.clients.environment import Report, python_of, run_command, run_python
+from tests.clients.environment import Report, RequestRows, python_of, run_command, run_python
 from tests.clients.test_ollama import ask
 
 PAGE = (PROJECT_DIR / "docs" / "connect.md").read_text()
@@ -50,11 +50,17 @@ def test_aider(site: str, tmp_path: Path) -> None:
     """One message, without a repository."""
     words = block("aider", "sh").replace("\\\n", " ").replace("http://127.0.0.1:8000", site).split()
     variables = dict(word.split("=", 1) for word in words if word.startswith(("OPENAI_", "AIDER_")))
-    command = [str(python_of("aider").parent / "aider"), "--model", "openai/demo"]
-    switches = [*OFF, "--message", "Tell me a story.", "--no-stream", "--chat-mode", "ask"]
+    options = words[words.index("aider") + 1 :]
+    assert options == ["--model", "openai/demo:gloomy"]
+    command = [str(python_of("aider").parent / "aider"), *options, *OFF]
+    switches = ["--message", "Tell me a story.", "--no-stream", "--chat-mode", "ask"]
+    rows = RequestRows(site)
     output = run_command([*command, *switches], {**variables, "HOME": str(tmp_path)}, tmp_path)
-    assert "Model: openai/demo" in output
-    assert "Tokens:" in output, output
+    assert "Model: openai/demo:gloomy" in output
+    (row,) = rows.added("/v1/chat/completions")
+    assert (row["status"], row["profile"]) == (200, "gloomy@1")
+    assert row["steering_applied"] > 0
+    assert row["completion"].split()[:10] == output.split("\n\n")[1].split()[:10], output
 
 
 OFF = [

@@ -56,6 +56,10 @@ def test_every_way_to_ask_has_the_answer_of_v1(report: Report, story: str) -> No
     assert report("on_its_own_port")["names"] == report("models")["names"]
 
 
+def test_openais_api_is_at_the_same_addresses(site: str, ollama_site: str, gloomy: str) -> None:
+    assert ask(f"{site}/ollama", profile="gloomy") == ask(ollama_site, profile="gloomy") == gloomy
+
+
 def test_the_last_line_has_the_figures(report: Report) -> None:
     whole, last = report("chat"), report("stream")["last"]
     for found in (whole, last):
