@@ -6,8 +6,9 @@
 #   make test-fast   the unit layer: without tests marked slow, live servers, browsers, tests/benchmarks, clients, e2e and platform
 #   make test-all    `make test` with all combinations of parameters, where it tests pairs of values
 #   make faults   every fault of docs/testing.md, against live servers where it needs one
-#   make test-clients   only the tests of clients: openai, the AI SDK, LangChain, LiteLLM, Ollama, ...
-#   make clients  install those clients in .venv-clients/, each group with its own pins; then `make test` has them too
+#   make test-clients   only the tests of clients and programs: openai, the AI SDK, LangChain, Ollama, Codex, Open WebUI, n8n, ...
+#   make clients  install the clients in .venv-clients/, each group with its own pins; then `make test` has them too
+#   make programs install the programs of docs/connect.md too: Codex, Continue, Cline, LiteLLM's proxy, Open WebUI and n8n; 6 GB
 #   make check    format, lint, types, import contracts, migrations, deployment check, docs
 #   make bench    benchmarks of a small shape; bench-full: of Qwen3-0.6B's; bench-gpu: on a bare machine with a GPU
 #   make peers    install vLLM, OpenVINO, llama.cpp and others in .venv-peers/; then the benchmarks compare with them
@@ -37,11 +38,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 CLIENTS_VENV := .venv-clients
 SMOLLM2 := 0.1.2
 CLIENTS := openai litellm lm-eval llm-comply neuronpedia openai-resources ollama frameworks aider
+PROGRAMS := litellm-proxy open-webui
 NODE_CLIENTS := tests/clients/node
+NODE_PROGRAMS := tests/clients/agents tests/clients/n8n
 SLOW_FOLDERS := benchmarks clients e2e platform
 PACKAGES := core audit jobs inference steering storage media openai_api management_api console millm_site tools
 
-.PHONY: run test test-all test-fast faults test-clients clients check bench bench-full bench-gpu bench-check peers soak screenshots readme-images setup oracles pins clean chromium
+.PHONY: run test test-all test-fast faults test-clients clients programs check bench bench-full bench-gpu bench-check peers soak screenshots readme-images setup oracles pins clean chromium
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.runtime $(if $(filter smollm2,$(DEMO)),$(VENV)/.smollm2-$(SMOLLM2)) $(if $(MEDIA),$(VENV)/.media)
@@ -62,7 +65,7 @@ test-fast: $(VENV)/.dev
 faults: $(VENV)/.dev chromium
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults -n $(WORKERS) --dist loadgroup $(ARGS)
 
-test-clients: $(VENV)/.dev clients
+test-clients: $(VENV)/.dev clients programs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/clients $(ARGS)
 
 check: $(VENV)/.dev
@@ -114,8 +117,10 @@ pins: $(VENV)/.oracles
 
 clients: $(CLIENTS:%=$(CLIENTS_VENV)/%/.installed) $(CLIENTS_VENV)/openai-resources/source/.unpacked $(NODE_CLIENTS)/node_modules/.package-lock.json
 
+programs: $(PROGRAMS:%=$(CLIENTS_VENV)/%/.installed) $(NODE_PROGRAMS:%=%/node_modules/.package-lock.json)
+
 clean:
-	rm -rf $(VENV) $(CLIENTS_VENV) .venv-peers $(NODE_CLIENTS)/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache htmlcov .coverage*
+	rm -rf $(VENV) $(CLIENTS_VENV) .venv-peers $(addsuffix /node_modules,$(NODE_CLIENTS) $(NODE_PROGRAMS)) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache htmlcov .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The virtual environment. Debian splits ensurepip off into python3-venv: without it, the system's pip can serve. An older
@@ -172,9 +177,12 @@ $(CLIENTS_VENV)/openai-resources/source/.unpacked: $(CLIENTS_VENV)/openai-resour
 	tar xzf $(@D)/openai-*.tar.gz -C $(@D) --strip-components=1
 	@touch $@
 
-# Node comes with the first environment: the clients need a newer one than many systems have.
-$(NODE_CLIENTS)/node_modules/.package-lock.json: $(NODE_CLIENTS)/package-lock.json $(CLIENTS_VENV)/openai/.installed
-	cd $(NODE_CLIENTS) && PATH="$(CURDIR)/$(CLIENTS_VENV)/openai/bin:$$PATH" npm ci --ignore-scripts --no-audit --no-fund
+# Node comes with the first environment: the clients need a newer one than many systems have. The lock of the agents has
+# Cline's binary for one system only, which `npm ci` refuses; `npm install --no-save` installs the same versions.
+NPM_INSTALL := ci
+tests/clients/agents/node_modules/.package-lock.json: NPM_INSTALL := install --no-save
+tests/clients/%/node_modules/.package-lock.json: tests/clients/%/package-lock.json $(CLIENTS_VENV)/openai/.installed
+	cd tests/clients/$* && PATH="$(CURDIR)/$(CLIENTS_VENV)/openai/bin:$$PATH" npm $(NPM_INSTALL) --ignore-scripts --no-audit --no-fund
 	@touch $@
 
 define install

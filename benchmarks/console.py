@@ -25,7 +25,7 @@ from benchmarks.record import RESULTS, Record
 from benchmarks.report import write_report
 from benchmarks.subject import echo
 from tests import live
-from tools.seed_load.log_rows import ID_START, PERIOD, Texts
+from tools.seed_load.log_rows import ID_START, NAMED, PERIOD, PROGRAMS, Texts, session_of
 
 USER, PASSWORD = "bench", "bench"
 LOG = "/admin/openai_api/requestlog/"
@@ -88,7 +88,7 @@ def _token(client: httpx2.Client, path: str) -> str:
 
 def pages(size: Size, client: httpx2.Client) -> dict[str, str]:
     """Return paths by descriptive name. The searches use words that many, some and one of the requests contain."""
-    common, uncommon = _words()
+    common, some, uncommon = _words()
     deep = round((datetime.now(UTC) - PERIOD / 2).timestamp() * 1e6)
     queries = {
         "log": "",
@@ -121,6 +121,13 @@ def pages(size: Size, client: httpx2.Client) -> dict[str, str]:
         "log, word of none": "text=nothingofthekind",
         "log, common word in the middle": f"text={common}&before={deep}.x",
         "log, key and model and errors": "key=seed-key-3&model=seed-model-1&outcome=error",
+        "log, metadata of a session": f"metadata=session_id={session_of(size.rows // 2 // NAMED * NAMED)}",
+        "log, metadata of many": f"metadata=program={PROGRAMS[0]}",
+        "log, metadata of none": "metadata=program=nothing",
+        "log, scored": "score=any",
+        "log, badly scored": "score=bad",
+        "log, not scored": "score=none",
+        "log, word of some": f"text={some}",
         "log, id": f"id={ID_START}{size.rows // 3}",
     }
     found = {name: f"{LOG}?{query}" for name, query in queries.items()}
@@ -152,12 +159,15 @@ def _first_of(client: httpx2.Client, lists: Mapping[str, str]) -> dict[str, str]
     return found
 
 
-def _words() -> tuple[str, str]:
-    """Return a word that many of the prompts contain, and one that about one in a thousand contains."""
+def _words() -> tuple[str, str, str]:
+    """Return the most frequent word, one of about one in 25 prompts, and one of about one in a thousand."""
     texts = Texts.made(random.Random(0))  # noqa: S311 - what seed_load draws first
-    counts = Counter(word for prompt in texts.prompts for word in set(prompt.split()))
-    (common, _), *_ = counts.most_common(1)
-    return common, next(word for word, count in counts.most_common() if count <= len(texts.prompts) / 1000)
+    counts = Counter(word for prompt in texts.prompts for word in set(prompt.split())).most_common()
+
+    def of_share(share: float) -> str:
+        return next(word for word, count in counts if count <= len(texts.prompts) * share)
+
+    return counts[0][0], of_share(1 / 25), of_share(1 / 1000)
 
 
 def _day(ago: int) -> str:

@@ -27,11 +27,13 @@ from benchmarks.serve import HttpSubject
 from benchmarks.server import own_server
 from benchmarks.subject import Plan, measure
 from benchmarks.workloads import Job, Workload, streams
+from tests.ray_cluster import ray_cluster
 
 MODES = {  # settings by name
     "thread": {"MILLM_ENGINE": "thread"},
     "process": {"MILLM_ENGINE": "process"},
     "2 processes": {"MILLM_ENGINE": "process", "MILLM_ENGINE_REPLICAS": "2"},
+    "2 Ray actors": {"MILLM_ENGINE": "ray", "MILLM_ENGINE_REPLICAS": "2"},
     "2 workers": {"MILLM_ENGINE": "thread", "MILLM_WORKERS": "2"},
     "4 workers": {"MILLM_ENGINE": "thread", "MILLM_WORKERS": "4"},
     "process and 4 workers": {"MILLM_ENGINE": "process", "MILLM_WORKERS": "4"},
@@ -44,11 +46,16 @@ BODIES = f"{BESIDE} streams beside bodies"
 class LightSubject(HttpSubject):
     """Reads streams with as little work as possible: the client must not be what is measured."""
 
+    cluster: psutil.Process | None = None  # that its actors run in
+
     def peak_memory_mb(self) -> float | None:
-        """Return the memory of the server, its engine processes and its web workers together, now."""
+        """Return the memory of the server, its engine processes, its web workers and its Ray node together, now."""
         assert self.pid is not None
         server = psutil.Process(self.pid)
-        return sum(process.memory_info().rss for process in (server, *server.children())) / 1e6
+        processes = [server, *server.children()]
+        if self.cluster is not None:
+            processes += [self.cluster, *self.cluster.children(recursive=True)]
+        return sum(process.memory_info().rss for process in processes) / 1e6
 
     def run(self, workload: Workload) -> list[Trace]:
         if workload.name != BODIES:
@@ -128,10 +135,15 @@ def record(options: Options, count: int = STREAMS, modes: Collection[str] = tupl
             home = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="millm-bench-", ignore_cleanup_errors=True))
             )
-            settings = limits | MODES[mode]
+            settings, node = limits | MODES[mode], None
+            if settings["MILLM_ENGINE"] == "ray":
+                node = stack.enter_context(ray_cluster(num_cpus=int(settings["MILLM_ENGINE_REPLICAS"])))
+                settings["MILLM_ENGINE"] = node.address
             shape = replace(options.shape, name=f"{options.shape.name}-{len(subjects)}")
             server = stack.enter_context(own_server(shape, options.folder, home / "home", settings=settings))
-            subjects.append(LightSubject(server.api_url, server.model, name=mode, pid=server.pid))
+            subject = LightSubject(server.api_url, server.model, name=mode, pid=server.pid)
+            subject.cluster = None if node is None else psutil.Process(node.pid)
+            subjects.append(subject)
         rows = measure(subjects, makers, Plan(options.scale, options.rounds))
     return Record("engine_modes", options.label, tuple(rows), notes=options.notes)
 

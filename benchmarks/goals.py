@@ -12,7 +12,7 @@ from benchmarks.serve import SERVER
 from benchmarks.subject import ratios
 
 FULL = "qwen3-0.6b"
-BFLOAT16, AVX2 = "avx512_bf16", "avx2"
+BFLOAT16, AVX2, AMX = "avx512_bf16", "avx2", "amx"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +81,22 @@ class Records:
         )
 
 
+def _bfloat16_goals(kind: str) -> tuple[Goal, ...]:
+    """Return the goals for processors of a kind that multiply in bfloat16."""
+    first, second = (f"{workload}, bf16, {kind.upper()}" for workload in ("W1", "W2"))
+    return (
+        Goal(first, "tok/s over the best peer", 1.25, lambda r: _tok_s(r, "W1", kind)),
+        Goal(second, "tok/s over the best peer", 1.3, lambda r: _tok_s(r, "W2", kind)),
+        Goal(second, "TTFT p50 over the best", 1, lambda r: _tail(r, "ttft_p50_s", kind), at_most=True),
+        Goal(second, "TTFT p95 over the best", 1, lambda r: _tail(r, "ttft_p95_s", kind), at_most=True),
+        Goal(second, "ITL p99 over the best", 1, lambda r: _tail(r, "itl_p99_s", kind), at_most=True),
+    )
+
+
 GOALS = (
-    Goal("W1, bf16, AVX512_BF16", "tok/s over the best peer", 1.25, lambda r: _tok_s(r, "W1", BFLOAT16)),
+    *_bfloat16_goals(BFLOAT16),
+    *_bfloat16_goals(AMX),
     Goal("W1, bf16", "share of the memory limit", 0.85, lambda r: r.value("decoding", "share"), percent=True),
-    Goal("W2, bf16, AVX512_BF16", "tok/s over the best peer", 1.3, lambda r: _tok_s(r, "W2", BFLOAT16)),
-    Goal(
-        "W2, bf16, AVX512_BF16", "TTFT p50 over the best", 1, lambda r: _tail(r, "ttft_p50_s", BFLOAT16), at_most=True
-    ),
-    Goal(
-        "W2, bf16, AVX512_BF16", "TTFT p95 over the best", 1, lambda r: _tail(r, "ttft_p95_s", BFLOAT16), at_most=True
-    ),
-    Goal("W2, bf16, AVX512_BF16", "ITL p99 over the best", 1, lambda r: _tail(r, "itl_p99_s", BFLOAT16), at_most=True),
     Goal("W2, bf16, AVX2", "tok/s over the best peer", 1.3, lambda r: _tok_s(r, "W2", AVX2)),
     Goal("W1, int8, AVX512_BF16", "tok/s over the best int8 peer", 1, lambda r: _tok_s(r, "W1", f"int8-{BFLOAT16}")),
     Goal("W2, int8, AVX512_BF16", "tok/s over the best int8 peer", 1, lambda r: _tok_s(r, "W2", f"int8-{BFLOAT16}")),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from benchmarks.options import Options, parse_options
 from benchmarks.record import Record
 from benchmarks.shapes import Shape
 from benchmarks.subject import echo
+from inference.engine.kernels import native
+from inference.engine.kernels.linear_kinds import PackedLinear, RowsLinear, can_pack, can_read_rows
 from inference.torch_threads import borrowed_workers
 
 READ_BYTES = 512 * 2**20  # far more than any cache here
@@ -69,14 +72,22 @@ def read_bandwidth(device: torch.device, num_bytes: int, repeat_s: float) -> flo
 
 def gemm_rate(device: torch.device, hidden: int, wide: int, repeat_s: float, dtype: torch.dtype) -> float:
     """Return FLOP/s (a multiply-add counts as two) of GEMM_ROWS rows through a linear of the shape or a square one."""
-    ways = [_linear(device, hidden, wide, dtype), _linear(device, 2048, 2048, dtype)]
+    ways = [*_products(device, hidden, wide, dtype), *_products(device, 2048, 2048, dtype)]
     return max(flops / _best_s(act, device, repeat_s / len(ways)) for act, flops in ways)
 
 
-def _linear(device: torch.device, width: int, height: int, dtype: torch.dtype) -> tuple[Callable[[], Tensor], int]:
+def _products(
+    device: torch.device, width: int, height: int, dtype: torch.dtype
+) -> list[tuple[Callable[[], Tensor], int]]:
+    """Return the ways to multiply, with their FLOP: torch's, and on a CPU those with a packed weight and our own."""
     rows = torch.randn(GEMM_ROWS, width, device=device).to(dtype)
     weight = torch.randn(height, width, device=device).to(dtype)
-    return lambda: functional.linear(rows, weight), 2 * GEMM_ROWS * width * height
+    ways: list[Callable[[], Tensor]] = [lambda: functional.linear(rows, weight)]
+    if device.type == "cpu":
+        native.activate()
+        kinds = ((PackedLinear, can_pack), (RowsLinear, can_read_rows))
+        ways += [partial(kind(weight, None), rows) for kind, is_possible in kinds if is_possible(dtype)]
+    return [(way, 2 * GEMM_ROWS * width * height) for way in ways]
 
 
 def _best_s(act: Callable[[], object], device: torch.device, repeat_s: float) -> float:

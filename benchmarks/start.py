@@ -44,7 +44,9 @@ def _start_s(environment: Mapping[str, str]) -> float:
 def _idle_mb(environment: Mapping[str, str]) -> float:
     """Return the resident memory of the server's process without a model, excluding the database's processes."""
     with live.serving(environment=environment) as server:
-        httpx2.get(f"{server.url}/health/ready", timeout=60).raise_for_status()
+        while (response := httpx2.get(f"{server.url}/health/ready", timeout=60)).status_code == 503:
+            time.sleep(0.1)  # the engine's process starts
+        response.raise_for_status()
         time.sleep(SETTLE_S)
         resident: float = psutil.Process(server.pid).memory_info().rss / 2**20
         server.stop()

@@ -11,9 +11,11 @@ from django.views.generic import RedirectView
 
 from console import single_sign_on
 from console.playground import answers
+from console.sharing import shared_feature
 from console.studio import answers as studio_answers
 from management_api.openapi import document_json, document_tag
 from millm_site.http import health, metrics
+from openai_api import V1_ROOTS
 from openai_api.analysis.page import explain_logged
 from openai_api.endpoints.try_model import try_model
 from openai_api.media.try_media import (
@@ -69,9 +71,9 @@ urlpatterns = [
     path("admin/login/sso", single_sign_on.begin, name="single-sign-on"),
     path("admin/login/sso/callback", single_sign_on.finish, name="single-sign-on-callback"),
     path("admin/", admin.site.urls),
-    path("v1/", include("openai_api.routes")),
+    path("shared/features/<str:token>", shared_feature, name="shared-feature"),
+    *(path(f"{root[1:]}/", include((urlpatterns_of_v1, root[1:]))) for root in V1_ROOTS),
     path("", include(root_urlpatterns)),
-    path("openai/v1/", include((urlpatterns_of_v1, "openai"))),  # Azure OpenAI's addresses of the same routes
     path("openai/", include((azure_urlpatterns, "azure"))),
     path("", include("openai_api.ollama.routes")),
     path("api/", include("openai_api.neuronpedia.routes")),

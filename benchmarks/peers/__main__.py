@@ -17,6 +17,9 @@ if __name__ == "__main__":
         "--peer", type=_named_url, action="append", default=[], metavar="NAME=URL", help="a running server"
     )
     parser.add_argument("--without", action="append", default=[], metavar="NAME", help="a subject to skip")
+    parser.add_argument(
+        "--part", default="", help="end of the name of the figures: of a run with some of the peers, beside another run"
+    )
     parsed = parser.parse_args()
     chosen = options_of(parsed)
-    record(chosen, parsed.peer, parsed.without).save(chosen.results)
+    record(chosen, parsed.peer, parsed.without, parsed.part).save(chosen.results)

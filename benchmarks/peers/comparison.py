@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 
-from benchmarks.engine import load_shape, running
+from benchmarks.engine import ENGINE, load_shape, running
 from benchmarks.limits import limits
 from benchmarks.machine import instruction_set
 from benchmarks.options import Options
@@ -23,22 +23,25 @@ WORKLOADS = ("W1", "W2")
 WARM_UP_SHARE = 0.25  # of the lengths: servers warm up for themselves, and a round takes ten minutes
 
 
-def record(options: Options, urls: Sequence[tuple[str, str]] = (), without: Sequence[str] = ()) -> Record:
+def record(
+    options: Options, urls: Sequence[tuple[str, str]] = (), without: Sequence[str] = (), part: str = ""
+) -> Record:
     """Measure miLLM, transformers and all installed peers of the same precision.
 
     ``urls`` are names and URLs of running servers, whose model has the name of the shape. Subjects in ``without`` are
-    skipped, which the record notes: ``generate_batch`` takes many minutes on a CPU. A peer that does not start is noted
+    skipped, which the record notes: ``generate_batch`` takes many minutes on a CPU, and all peers together need more
+    memory than some machines have. ``part`` is then the end of the record's name. A peer that does not start is noted
     too.
     """
     found = limits(options.shape)
     cache_bytes = CACHE_GIB * 2**30
     notes = [*options.notes, *(f"{name} was skipped." for name in without)]
     with ExitStack() as stack:
-        loaded = load_shape(options.shape, options)
-        subjects: list[Subject] = [
-            stack.enter_context(running(loaded, EngineConfig(kv_cache_bytes=cache_bytes))),
-            stack.enter_context(serving_shape(options, {"MILLM_KV_CACHE_BYTES": str(cache_bytes)})),
-        ]
+        subjects: list[Subject] = []
+        if ENGINE not in without:
+            loaded = load_shape(options.shape, options)
+            subjects.append(stack.enter_context(running(loaded, EngineConfig(kv_cache_bytes=cache_bytes))))
+        subjects.append(stack.enter_context(serving_shape(options, {"MILLM_KV_CACHE_BYTES": str(cache_bytes)})))
         subjects += _transformers(stack, options, without)
         subjects += [HttpSubject(url, options.shape.name, name=name) for name, url in urls]
         subjects += _servers(stack, options, without, notes)
@@ -50,7 +53,8 @@ def record(options: Options, urls: Sequence[tuple[str, str]] = (), without: Sequ
     missing = [name for name in known if name not in measured and name not in without]
     notes += [f"{name} was not measured: it is not installed, or does not run here." for name in missing]
     notes += [f"{name} failed in {workload} and was left out." for name, workload in failed_in(rows)]
-    return Record("peers", record_label(options), rows, values=found, notes=tuple(notes))
+    label = f"{record_label(options)}-{part}" if part else record_label(options)
+    return Record("peers", label, rows, values=found, notes=tuple(notes))
 
 
 def failed_in(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:

@@ -85,7 +85,8 @@ def is_api(path: str) -> bool:
 
 
 def is_ollama(path: str) -> bool:
-    return path == OLLAMA or path.startswith(f"{OLLAMA}/")
+    """Return whether errors at the path have Ollama's form. OpenAI's API at Ollama's address keeps its own."""
+    return path == OLLAMA or (path.startswith(f"{OLLAMA}/") and not path.startswith(f"{OLLAMA}/v1/"))
 
 
 def _answer(request: HttpRequest, error: MillmError, text: str) -> HttpResponse:

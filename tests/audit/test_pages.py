@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -186,7 +187,7 @@ def test_text_of_strangers_is_escaped(admin_client: Client, evil: str):
         page = admin_client.get(url).content.decode()
         assert "<script>alert" not in page
         assert "<svg onload" not in page
-        assert "1414" not in page
+        assert "1414" not in re.sub(r'datetime="[^"]*"', "", page)  # which a microsecond may contain
 
 
 def test_an_event_links_to_its_object_as_long_as_it_is_there(admin_client: Client):

@@ -35,7 +35,7 @@ def test_start(options: Options):
 
 @pytest.mark.usefixtures("migrated_database")
 def test_all_kinds_of_servers_answer_the_same_streams(options: Options):
-    modes = ("thread", "process", "2 processes", "2 workers")
+    modes = ("thread", "process", "2 processes", "2 Ray actors", "2 workers")
     record = engine_modes.record(options, count=4, modes=modes)
     assert record.save(options.results).exists()
     for workload in ("4 streams", "8 streams", engine_modes.BODIES):

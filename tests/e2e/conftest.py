@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import OpenAI
 from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Error as PlaywrightError
 
 from tests import database, live
 from tests.conftest import ADMIN_PASSWORD, ADMIN_USER, LiveSite, site_environment
@@ -15,6 +16,8 @@ from tests.database import Content
 from tests.e2e.oracle import Oracle
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+MAX_SHOWN = 20_000  # characters of the page and of the server in the report of a failure
 
 expect.set_options(timeout=30_000)  # as patient as the page's own acts: machines are slow, shared, or both
 
@@ -34,6 +37,25 @@ def browser() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the page's text and the server's output to the report of a failed test."""
+    report = yield
+    if report.when != "call" or not report.failed:
+        return report
+    arguments = getattr(item, "funcargs", {})
+    page, site = arguments.get("page"), arguments.get("live_site")
+    if isinstance(page, Page) and not page.is_closed():
+        try:
+            text = page.evaluate("document.body.innerText")
+        except PlaywrightError as error:
+            text = str(error)
+        report.sections.append((f"Page {page.url}", text[-MAX_SHOWN:]))
+    if isinstance(site, LiveSite):
+        report.sections.append(("Server output", site.server.output[-MAX_SHOWN:]))
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -41,12 +41,14 @@ def furnish(site: LiveSite, folder: Path) -> None:
 def _ask(client: OpenAI) -> None:
     """Requests of every outcome."""
     chat = client.chat.completions.create
+    told = {"session_id": "visit-42", "experiment": "b"}
     for seed, profile in enumerate(("gloomy", "joyful", "sea", None, "harbour", "harbour@1")):
-        chat(model="demo", messages=STORY, max_tokens=40, seed=seed, user="laptop-7", extra_body={"profile": profile})
+        options: Any = {"user": "laptop-7", "metadata": told, "extra_body": {"profile": profile}}
+        chat(model="demo", messages=STORY, max_tokens=40, seed=seed, **options)
     for part in chat(model="demo", messages=STORM, max_tokens=40, seed=3, stream=True):
         assert part.id
-    told = {"return_activations": {"top_k": 4}, "profile": "gloomy"}
-    chat(model="demo", messages=STORY, max_tokens=24, seed=1, logprobs=True, top_logprobs=3, extra_body=told)
+    shown = {"return_activations": {"top_k": 4}, "profile": "gloomy"}
+    chat(model="demo", messages=STORY, max_tokens=24, seed=1, logprobs=True, top_logprobs=3, extra_body=shown)
     client.completions.create(model="demo", prompt="Once upon a time", max_tokens=24)
     tool = {"name": "get_population", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
     asked: list[Any] = [{"role": "user", "content": "What is the population of Lisbon?"}]
@@ -110,6 +112,7 @@ print(open_jobs.exclude(kind="webhooks.deliver").count())  # to a host that does
 """
 PEOPLE_AND_PROFILES = """
 from datetime import UTC, datetime
+from console.models import SharedFeature
 from django.contrib.auth.models import Group, User
 from inference.models import LanguageModel
 from media.models import Video, Voice
@@ -145,6 +148,7 @@ for status, progress in (("queued", 0), ("failed", 40)):
     Video.objects.create(prompt="A ship in the rain.", status=status, progress=progress, **times, **order, **error)
 found = Feature.objects.filter(sae__name="demo-sae")
 rain, sea = list(found.search("rain")[:2]), list(found.search("sea")[:2])
+SharedFeature.objects.create(feature=rain[0], token="furnished-site-0123456", shared_by=people["rita"])
 harbour = services.create_profile(
     name="harbour", model=demo, owner=people["rita"],
     description="Stories by the water: ships, quays and gulls, without the storms that the sea profile brings.",
@@ -233,6 +237,12 @@ for subject, note in ((feature, "Fires on storms, too."), (probe.vector_set, "")
     save_to_list(saved_list=weather, subject=subject, note=note, user=rita)
     add_comment(subject=subject, text="Compare it with the sea.\\nIt is close.", user=otto)
 save_score(row=logged, value=0, note="Sad, where a story was asked for.", user=otto)
+save_score(row=logged, value=0.75, note="", user=otto, name="fluent")
+from steering.features.explanations import add_explanation
+for text, who in (("bad weather", rita), ("wet things", otto), ("bad weather", otto)):
+    add_explanation(feature=feature, text=text, user=who)
+from inference.models import LanguageModel
+LanguageModel.objects.filter(name="demo").update(input_price=0.1, output_price=0.4)
 conditions = {"key": "nightly evaluation", "outcome": "error"}
 save_search(owner=root, name="Failures of the nightly run", conditions=conditions)
 save_search(owner=rita, name="Harbour", conditions={"profile": "harbour"}, is_shared=True)

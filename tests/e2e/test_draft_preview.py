@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from playwright.sync_api import Locator, Page, expect
 
 from tests.conftest import LiveSite
 from tests.e2e.test_console import AXE, RUN_AXE
-from tests.e2e.test_openai_client import wait_for
 
 pytestmark = pytest.mark.browser
 NAME = f"tried-{os.getpid()}"
@@ -85,6 +85,15 @@ def run(page: Page, num_tokens: int = 16) -> None:
         expect(side(page, name).locator(".column-state")).to_contain_text(ENDED, timeout=90_000)
 
 
+def wait_for_row(page: Page, site: LiveSite, url: str) -> None:
+    """Wait until the request has a row in the log."""
+    deadline = time.monotonic() + 60
+    while (answer := page.request.get(f"{site.url}{url}", max_redirects=0)).status != 200:
+        text = f"{url}: {answer.status} {answer.headers.get('location', '')}"
+        assert time.monotonic() < deadline, f"{text}\n{site.server.output[-4000:]}"
+        time.sleep(0.2)
+
+
 def test_slider_and_number_are_one(form: Page):
     card = form.locator("#edits-0")
     expect(slider(form)).to_have_value("0.5")
@@ -139,7 +148,7 @@ def test_a_draft_is_tried_beside_no_steering_and_nothing_is_saved(form: Page, li
     side(form, "draft").locator(".token").nth(2).hover()
     expect(side(form, "draft").locator(".answer-details")).to_contain_text("KL(steered‖base)")
     row = state.get_by_role("link", name="View in request log").get_attribute("href")
-    wait_for(lambda: form.request.get(f"{live_site.url}{row}", max_redirects=0).ok, 60)
+    wait_for_row(form, live_site, row or "")
     form.goto(f"{live_site.url}{row}")
     expect(form.locator("#content")).to_contain_text("Preview of a draft")
     expect(form.locator("#content")).to_contain_text("add 1.5 × max activation")

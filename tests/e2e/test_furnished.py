@@ -28,7 +28,7 @@ NO_PAGES = {
     *("console_playground_features", "console_playground_labels", "console_playground_draft", "console_palette"),
     *("console_studio_profile", "console_studio_features", "console_studio_text", "console_studio_vectors"),
     *("console_studio_edits", "console_studio_save"),
-    "console_playground_feature",  # leads on to the feature's own page
+    *("console_playground_feature", "console_sharedfeature_change"),  # lead on to the feature's own page
     # what forms are sent to
     *(
         "console_install_demo",
@@ -39,7 +39,9 @@ NO_PAGES = {
     ),
     *("openai_api_requestlog_export", "openai_api_requestlog_save_search", "openai_api_requestlog_delete_search"),
     *("openai_api_requestlog_score", "console_comment", "console_delete_comment", "console_save", "console_unsave"),
+    "console_share",
     *("steering_evaluation_use", "steering_feature_steer", "steering_steeringprofile_outcomes"),
+    "steering_feature_explanations",
     "steering_steeringprofile_measure",
     *("steering_sae_check", "steering_sae_load", "steering_sae_unload", "steering_sae_embed", "steering_sae_effects"),
     "steering_sae_interpret",

@@ -1,4 +1,6 @@
-"""The pictures of the README and of docs/research.md. Written by `make readme-images`, again when pages change."""
+"""The pictures of the README, docs/research.md and docs/console.md. Written by `make readme-images`, again when pages
+change.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from PIL import Image
 from playwright.sync_api import Locator, Page, expect
 
 from tests.conftest import LiveSite
+from tests.e2e.test_sharing import blog, share
 from tests.e2e.visitor import RUN_MS, Visitor
 
 FOLDER = os.environ.get("README_IMAGES", "")
@@ -114,6 +117,16 @@ def test_readme_images(page: Page, live_site: LiveSite):
 
     page.goto(f"{live_site.url}{logged}")
     part(page, "request", page.locator("#content"), height=1_000)
+
+
+def test_console_images(page: Page, live_site: LiveSite):
+    html = share(page, f"{live_site.url}/admin/steering/feature/smollm2-sae.{OCEAN}/change/")
+    with blog(html) as url:
+        page.set_viewport_size({"width": 760, "height": 640})
+        page.goto(url)
+        expect(page.frame_locator("iframe").get_by_role("heading", name="Top activations")).to_be_visible()
+        page.wait_for_load_state("networkidle")
+        save("embedded-feature", page.screenshot())
 
 
 def test_research_images(page: Page, live_site: LiveSite):

@@ -175,7 +175,7 @@ def test_an_auditor_finds_yesterday_s_bad_answer_and_why(work: tuple[Worker, int
     expect(page.locator(".messagelist")).to_contain_text('Saved to "Bad answers')
     worker.go("Request log")
     page.locator("summary", has_text="Filters").click()
-    page.get_by_label("Score").select_option(label="bad (below 0.5)")
+    page.locator("#log-score").select_option(label="bad (below 0.5)")
     page.get_by_role("button", name="Apply filters").click()
     expect(rows.filter(has_text=word)).to_have_count(1)
     expect(page.locator(".log-score").first).to_have_text("score 0")

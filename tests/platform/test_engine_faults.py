@@ -71,7 +71,7 @@ def test_after_a_thread_s_death_the_server_serves_on(tmp_path: Path, database_ur
 def test_after_a_thread_hangs_the_server_tells_everyone_and_ends_with_an_error(
     tmp_path: Path, database_url: str
 ) -> None:
-    with faulty("hang", tmp_path, database_url) as server:
+    with faulty("hang", tmp_path, database_url, MILLM_ENGINE="thread") as server:
         refused = chat(server.url)
         assert (refused.status, refused.error["message"]) == (500, "The engine failed.")
         assert server.process.wait(live.PATIENCE_S) == 1

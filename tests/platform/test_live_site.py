@@ -46,7 +46,7 @@ def test_busy_port_is_one_clear_sentence(live_site: LiveSite) -> None:
 
 
 def test_ollama_has_a_port_of_its_own(tmp_path: Path) -> None:
-    """Nothing else of the site is there, whatever form the path has."""
+    """OpenAI's API is there as well, as at Ollama's own; nothing else is, whatever form the path has."""
     with bare_site(tmp_path, MILLM_OLLAMA_PORT="0") as site:
         found = re.search(r"^ +Ollama +(http\S+)$", site.server.output, re.MULTILINE)
         assert found is not None, site.server.output
@@ -54,9 +54,10 @@ def test_ollama_has_a_port_of_its_own(tmp_path: Path) -> None:
         assert get(own, "/").body == b"Ollama is running"
         assert get(own, "/api/version").body == get(site.url, "/ollama/api/version").body
         assert json.loads(get(own, "/api/tags").body) == {"models": []}
+        assert json.loads(get(own, "/v1/models").body) == {"object": "list", "data": []}
         hidden = (
             "/admin/",
-            "/v1/models",
+            "/openai/v1/models",
             "/api/models",
             "/metrics",
             "/health/live",

@@ -12,13 +12,14 @@ from psycopg import sql
 
 from inference.models import LanguageModel
 from openai_api.keys.services import create_api_key
-from openai_api.models import ApiKey, RequestLog
+from openai_api.models import ApiKey, RequestLog, RequestScore
 from steering.models import SAE, Feature, SteeringProfile
 from tools.seed_load import feature_rows, log_rows
 
 MODEL = "seed-model"
 OWNER = "seed-load"
 NUM_KEYS = 20
+SCORED = 20  # every twentieth request
 
 
 class RealRowsError(Exception):
@@ -42,15 +43,24 @@ def seed_load(*, num_rows: int, num_features: int, is_forced: bool = False) -> S
             first=first, count=num_rows, until=timezone.now(), key_ids=[key.pk for key in keys], model=model.name
         )
         _copy(RequestLog._meta.db_table, log_rows.COLUMNS, made)
+        _score(first, num_rows)
     with transaction.atomic():
         if num_features:
             sae = _seed_sae(model, num_features)
             made = feature_rows.feature_rows(sae_id=sae.pk, count=num_features)
             _copy(Feature._meta.db_table, feature_rows.COLUMNS, made)
     with connection.cursor() as cursor:
-        for table in (RequestLog, Feature):
+        for table in (RequestLog, RequestScore, Feature):
             cursor.execute(sql.SQL("ANALYZE {}").format(sql.Identifier(table._meta.db_table)))
     return Seeded(num_rows, num_features)
+
+
+def _score(first: int, num_rows: int) -> None:
+    """Score some of the new requests, from 0 to 1."""
+    numbers = range(first, first + num_rows, SCORED)
+    now = timezone.now()
+    made = ((f"{log_rows.ID_START}{number}", OWNER, "", number % 101 / 100, "", now) for number in numbers)
+    _copy(RequestScore._meta.db_table, ("request_id", "username", "name", "value", "note", "updated_at"), made)
 
 
 def check_no_real_rows() -> None:

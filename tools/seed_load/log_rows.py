@@ -42,6 +42,8 @@ ENDPOINTS = ("/v1/chat/completions",) * 16 + ("/v1/completions",) * 2 + ("/v1/em
 ERRORS = ((401, "invalid_api_key"), (429, "rate_limit_exceeded"), (400, "context_length_exceeded"), (503, "queue_full"))
 PROFILES = ("", "", "", *(f"seed-{name}@{number}" for name in range(12) for number in (1, 2, 3)))
 NUM_WORDS, NUM_TEXTS = 6_000, 3_000
+NAMED = 10  # every tenth request has metadata: the name of a program, and a session of 20 such requests
+PROGRAMS = ("chat-page", "summaries", "nightly-job")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +72,9 @@ def log_rows(
     draw = random.Random(first)  # noqa: S311 - made-up rows, no secrets
     texts = Texts.made(draw)
     models = (model,) * 3 + tuple(f"seed-model-{number}" for number in range(4))
-    parameters = json.dumps({"max_tokens": 256, "temperature": 0.7, "stop": ["\n\n"]})
     for number in range(first, first + count):
         at = until - PERIOD * (1 - (number - first) / count)
-        yield _row(number, at, draw, texts, models, parameters, key_ids)
+        yield _row(number, at, draw, texts, models, key_ids)
 
 
 def _row(
@@ -82,7 +83,6 @@ def _row(
     draw: random.Random,
     texts: Texts,
     models: Sequence[str],
-    parameters: str,
     key_ids: Sequence[int],
 ) -> tuple[object, ...]:
     chance = draw.random()
@@ -115,7 +115,20 @@ def _row(
         ttft + num_tokens * 12 + draw.expovariate(1 / 40),
         "127.0.0.1",
         f"user-{int(draw.paretovariate(1.2)) % 500}",
-        parameters,
+        json.dumps(_parameters(number)),
         json.dumps([{"role": "user", "content": prompt}]),
         draw.choice(texts.completions) if status == 200 else "",
     )
+
+
+def _parameters(number: int) -> dict[str, object]:
+    given: dict[str, object] = {"max_tokens": 256, "temperature": 0.7, "stop": ["\n\n"]}
+    if number % NAMED:
+        return given
+    program = PROGRAMS[number // NAMED % len(PROGRAMS)]
+    return {**given, "metadata": {"program": program, "session_id": session_of(number)}}
+
+
+def session_of(number: int) -> str:
+    """Return the session of a request that has metadata."""
+    return f"session-{number // (20 * NAMED)}"
