@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
@@ -32,6 +31,7 @@ from inference.client import (
 from inference.engine.config import EngineConfig
 from inference.engine.errors import LoadError
 from inference.engine.models.facts import LoadedFacts, ModelSpec
+from inference.engine_process import ray_launcher
 from inference.engine_process.client import ProcessEngineClient, ProcessModels
 from inference.engine_process.launcher import (
     ROOT,
@@ -43,15 +43,19 @@ from inference.engine_process.launcher import (
 )
 from inference.engine_process.ray_launcher import DRIVER, ActorPort, RayLauncher, RayOptions, sent_variables
 from inference.engine_process.replicas import Replica, ReplicaSet
+from inference.event_stream import LocalEventStream
 from inference.registry.memory_plan import MemoryBudget
 from millm_site.env import ENGINE_OPTIONS, Environment
 from tests import live
+from tests.builders import build_model
 from tests.inference.test_engine_process import eventually
 from tests.ray_cluster import ray_cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("replicas")]
 BATCH = 4  # sequences at once on one replica
 QUEUE = 4
+SLOW = (sys.executable, "-m", "tests.platform.faulty_engine")  # steps take 50 ms
+LONG = 1000  # tokens: such a stream runs until the test ends it, however slow the machine is
 ENVIRONMENT = {"MILLM_MAX_BATCH_SIZE": str(BATCH), "MILLM_MAX_WAITING_REQUESTS": str(QUEUE), "OMP_NUM_THREADS": "1"}
 RAY = pytest.param("ray", marks=pytest.mark.skipif(not find_spec("ray"), reason="needs the extra `ray`"))
 
@@ -79,18 +83,33 @@ class Engines:
         return [each for each in self.replicas.all if "tiny" in each.attached]
 
     def wait_for(self, count: int) -> None:
-        """Wait until that many replicas have the model, and there are no others."""
-        assert eventually(lambda: len(self.having) == len(self.replicas.all) == count), self.client.stats()
+        """Wait until that many replicas have the model and have reported it, and there are no others."""
+        assert eventually(
+            lambda: (
+                len(self.having) == len(self.replicas.all) == count
+                and all(each.capacity("tiny") == BATCH for each in self.having)
+            )
+        ), self.client.stats()
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_model(tmp_path_factory.mktemp("replicas") / "tiny", max_position_embeddings=2 * LONG)
 
 
 @pytest.fixture(scope="module", params=["local", RAY])
-def launcher(request: pytest.FixtureRequest) -> Iterator[Callable[[int], Launcher]]:
+def launcher(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[int], Launcher]]:
+    environment = {**ENVIRONMENT, "FAULT": "slow", "MILLM_HOME": str(tmp_path_factory.mktemp("home"))}
     if request.param == "local":
-        yield lambda number: LocalLauncher(environment=ENVIRONMENT)
+        yield lambda number: LocalLauncher(SLOW, environment)
         return
     with pytest.MonkeyPatch.context() as patch, ray_cluster(num_cpus=16) as node:
-        for name, value in ENVIRONMENT.items():
+        for name, value in environment.items():
             patch.setenv(name, value)
+        patch.setattr(ray_launcher, "PROGRAM", "tests.platform.faulty_engine")
+        patch.setattr(ray_launcher, "SENT_VARIABLES", (*ray_launcher.SENT_VARIABLES, "FAULT"))
         port = ActorPort()
         yield lambda number: RayLauncher(RayOptions(node.address), port)
         port.close()
@@ -121,16 +140,21 @@ async def answer(engines: Engines, **fields: Any) -> list[Event]:
     return [event async for event in await engines.client.submit(sampled(**fields))]
 
 
+async def cancelled(engines: Engines, stream: LocalEventStream) -> list[Event]:
+    """Cancel a stream, and return the events that it still has."""
+    engines.client.cancel(stream.id)
+    return [event async for event in stream]
+
+
 async def test_requests_are_spread_and_their_results_are_those_of_one_engine(engines: Engines) -> None:
     engines.wait_for(3)
-    texts: Counter[str] = Counter()
-    streams = [await engines.client.submit(sampled(seed=11, max_tokens=60)) for _ in range(9)]
+    streams = [await engines.client.submit(sampled(max_tokens=LONG)) for _ in range(9)]
     assert [each.num_sequences for each in engines.replicas.all] == [3, 3, 3]
     for stream in streams:
-        events = [event async for event in stream]
-        texts[text_of(events)] += 1
-    assert list(texts.values()) == [9]
+        await cancelled(engines, stream)
     assert [each.num_sequences for each in engines.replicas.all] == [0, 0, 0]
+    answers = await asyncio.gather(*(answer(engines, seed=11, max_tokens=60) for _ in range(9)))
+    assert len({text_of(events) for events in answers}) == 1
 
 
 async def test_what_is_refused_is_refused_by_all(engines: Engines) -> None:
@@ -144,9 +168,9 @@ async def test_what_is_refused_is_refused_by_all(engines: Engines) -> None:
 
 async def test_a_full_queue_sends_requests_to_another_replica(engines: Engines) -> None:
     engines.wait_for(3)
-    as_many_as_fit = sampled(BATCH + QUEUE, max_tokens=240)
+    as_many_as_fit = sampled(BATCH + QUEUE, max_tokens=LONG)
     streams, owners = [], []
-    for _ in range(3):  # the first ones may end before the last ones are sent
+    for _ in range(3):
         streams.append(await engines.client.submit(as_many_as_fit))
         owners += [each.number for each in engines.replicas.all if streams[-1].id in each.streams]
     assert sorted(owners) == [0, 1, 2]
@@ -159,12 +183,10 @@ async def test_a_full_queue_sends_requests_to_another_replica(engines: Engines) 
 
 
 async def test_a_stream_is_cancelled_by_its_id_wherever_it_runs(engines: Engines) -> None:
-    streams = [await engines.client.submit(sampled(max_tokens=240)) for _ in range(3)]
-    for stream in streams:
-        engines.client.cancel(stream.id)
+    streams = [await engines.client.submit(sampled(max_tokens=LONG)) for _ in range(3)]
     engines.client.cancel("unknown")
     for stream in streams:
-        (end,) = ends_of([event async for event in stream])
+        (end,) = ends_of(await cancelled(engines, stream))
         assert isinstance(end, FinishedEvent)
         assert end.reason == "cancelled"
 
@@ -209,10 +231,10 @@ async def test_a_model_for_some_replicas_is_loaded_where_most_memory_is_free(eng
     assert [each.elsewhere for each in places] == [{"two"}], "the first of those with least"
     assert [each.elsewhere for each in loading.places(engines.spec)] == [{"two"}, {"one"}, {"one"}]
     for _ in range(4):
-        requests = [GenerationRequest("r", "one", (5, 6, 7), SamplingParams(max_tokens=4))]
+        requests = [GenerationRequest("r", "one", (5, 6, 7), SamplingParams(max_tokens=LONG, ignore_eos=True))]
         stream = await engines.client.submit(requests)
         assert stream.id in engines.replicas.all[0].streams
-        assert isinstance([event async for event in stream][-1], FinishedEvent)
+        assert isinstance((await cancelled(engines, stream))[-1], FinishedEvent)
 
     second = engines.replicas.all[1]
     pid = second.supervisor.pid
@@ -233,20 +255,18 @@ async def test_when_one_is_killed_only_its_streams_end_and_new_requests_go_elsew
     engines.lost.clear()  # of other tests
     victim = min(engines.replicas.all, key=lambda each: each.supervisor.restarts)  # it starts again soonest
     restarts, own_restarts = engines.client.stats().restarts, victim.supervisor.restarts
-    streams, owners = [], []
-    for _ in range(3 * BATCH):
-        streams.append(await engines.client.submit(sampled(max_tokens=240)))
-        owners.append(streams[-1].id in victim.streams)
-    assert sum(owners) == BATCH
-    firsts = {stream.id: await stream.__anext__() for stream, is_owned in zip(streams, owners, strict=True) if is_owned}
+    streams = [await engines.client.submit(sampled(max_tokens=LONG)) for _ in range(6)]
+    owned = [stream.id in victim.streams for stream in streams]
+    assert sum(owned) == 2
+    firsts = [await stream.__anext__() for stream in streams]
     assert victim.supervisor.pid is not None
-    os.kill(victim.supervisor.pid, signal.SIGKILL)  # now: on a slow machine, the others end before all have begun
+    os.kill(victim.supervisor.pid, signal.SIGKILL)
     for _ in range(3):
         assert isinstance((await answer(engines))[-1], FinishedEvent)
     assert "tiny" not in victim.attached, "they did not wait for it"
-    for stream, is_owned in zip(streams, owners, strict=True):
-        begun = [firsts[stream.id]] if is_owned else []
-        (end,) = ends_of([*begun, *[event async for event in stream]])
+    for stream, first, is_owned in zip(streams, firsts, owned, strict=True):
+        events = [event async for event in stream] if is_owned else await cancelled(engines, stream)
+        (end,) = ends_of([first, *events])
         assert isinstance(end, FailedEvent if is_owned else FinishedEvent)
         if isinstance(end, FailedEvent):
             assert (end.code, end.message) == ("server_error", "The engine failed.")
@@ -256,13 +276,10 @@ async def test_when_one_is_killed_only_its_streams_end_and_new_requests_go_elsew
     stats = engines.client.stats()
     assert stats.restarts == restarts + 1
     assert stats.replicas[victim.number].restarts == own_restarts + 1
-    streams, places = [], []
-    for _ in range(9):
-        streams.append(await engines.client.submit(sampled(max_tokens=100)))
-        places.append(streams[-1].id in victim.streams)
-    assert sum(places) >= 2, "it gets its share again, which is 3 unless some have ended already"
+    streams = [await engines.client.submit(sampled(max_tokens=LONG)) for _ in range(9)]
+    assert sum(stream.id in victim.streams for stream in streams) == 3, "it gets its share again"
     for stream in streams:
-        assert isinstance([event async for event in stream][-1], FinishedEvent)
+        assert isinstance((await cancelled(engines, stream))[-1], FinishedEvent)
 
 
 async def test_requests_that_arrive_while_one_is_killed_are_all_answered(engines: Engines) -> None:
@@ -283,23 +300,24 @@ async def test_requests_that_arrive_while_one_is_killed_are_all_answered(engines
 async def test_those_that_wait_in_a_replica_that_is_killed_are_answered_by_another(engines: Engines) -> None:
     await asyncio.to_thread(engines.wait_for, 3)
     victim = min(engines.replicas.all, key=lambda each: each.supervisor.restarts)
-    sent = {"seed": 11, "max_tokens": 200}
-    expected = text_of(await answer(engines, **sent))
-    streams = [await engines.client.submit(sampled(**sent)) for _ in range(3 * (BATCH + 1))]
-    theirs = [stream for stream in streams if stream.id in victim.streams]
-    assert len(theirs) == BATCH + 1
-    closed = await engines.client.submit(sampled(**sent))
-    assert await asyncio.to_thread(eventually, lambda: len(victim.streams.waiting) <= 1 + (closed.id in victim.streams))
+    expected = text_of(await answer(engines, seed=11))
+    running = [await engines.client.submit(sampled(max_tokens=LONG)) for _ in range(3 * BATCH)]
+    firsts = {stream.id: await stream.__anext__() for stream in running}
+    theirs = [stream.id for stream in running if stream.id in victim.streams]
+    assert len(theirs) == BATCH
+    waiting = [await engines.client.submit(sampled(seed=11)) for _ in range(6)]
+    assert sum(stream.id in victim.streams for stream in waiting) == 2
+    closed = next(stream for stream in waiting if stream.id in victim.streams)
     assert victim.supervisor.pid is not None
     os.kill(victim.supervisor.pid, signal.SIGKILL)
     closed.close()
-    results = {stream.id: [event async for event in stream] for stream in streams}
-    ends = {stream.id: ends_of(results[stream.id]) for stream in streams}
-    assert all(len(each) == 1 for each in ends.values())
-    failed = [stream_id for stream_id, (end,) in ends.items() if isinstance(end, FailedEvent)]
-    assert len(failed) == BATCH
-    assert {stream.id for stream in theirs}.issuperset(failed)
-    assert {text_of(results[stream.id]) for stream in streams if stream.id not in failed} == {expected}
+    for stream in running:
+        events = [event async for event in stream] if stream.id in theirs else await cancelled(engines, stream)
+        (end,) = ends_of([firsts[stream.id], *events])
+        assert isinstance(end, FailedEvent if stream.id in theirs else FinishedEvent)
+    for stream in waiting:
+        if stream is not closed:
+            assert text_of([event async for event in stream]) == expected
     assert await asyncio.to_thread(eventually, lambda: not engines.client.is_busy("tiny"))
 
 
