@@ -150,10 +150,15 @@ def start(command: list[str], environment: Mapping[str, str]) -> LiveServer:
 def _process(
     command: list[str], environment: Mapping[str, str], stdout: int, stderr: int
 ) -> subprocess.Popen[str] | PreloadedProcess:
-    """Fork where this is allowed, unless the environment changes what is read once."""
-    if PRELOADS and command[0] == sys.executable and _read_once(environment) == _read_once(os.environ):
+    """Fork where this is possible."""
+    if command[0] == sys.executable and can_fork(environment):
         return PreloadedProcess(command[1:], environment, stdout, stderr)
     return subprocess.Popen(command, cwd=PROJECT_DIR, env=environment, text=True, stdout=stdout, stderr=stderr)
+
+
+def can_fork(environment: Mapping[str, str]) -> bool:
+    """Return whether a fork heeds the whole environment: none of what it changes is read only once."""
+    return PRELOADS and _read_once(environment) == _read_once(os.environ)
 
 
 def _read_once(environment: Mapping[str, str]) -> dict[str, str]:

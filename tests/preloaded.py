@@ -7,6 +7,7 @@ parties' packages, none of ours and no settings, and forks for each program that
 from __future__ import annotations
 
 import atexit
+import fcntl
 import gc
 import json
 import os
@@ -15,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -40,23 +42,35 @@ PACKAGES = (
 )  # fmt: skip
 BEFORE_TORCH = {"LRU_CACHE_CAPACITY": "128"}  # as inference.engine sets it
 MESSAGE_BYTES = 1 << 20
+ABOVE = 512  # a descriptor that no program's is above
+_turn = threading.Lock()
 
 
 class PreloadedProcess:
     """A running program: ``arguments`` are those of Python, a script's path, ``-m`` or ``-c`` first.
 
-    Its standard output and error go to the given file descriptors.
+    Its standard output and error go to the given file descriptors; it has ``inherited`` under the same number.
     """
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], stdout: int, stderr: int) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        stdout: int,
+        stderr: int,
+        inherited: int | None = None,
+    ) -> None:
         self.args = [sys.executable, *arguments]
         self.returncode: int | None = None
         self._status, status = os.pipe()
-        message = json.dumps({"arguments": list(arguments), "environment": dict(environment)}).encode()
-        parent = _parent()
-        socket.send_fds(parent, [message], [stdout, stderr, status])
+        targets = [1, 2] if inherited is None else [1, 2, inherited]
+        request = {"arguments": list(arguments), "environment": dict(environment), "targets": targets}
+        given = [stdout, stderr] if inherited is None else [stdout, stderr, inherited]
+        with _turn:
+            parent = _parent()
+            socket.send_fds(parent, [json.dumps(request).encode()], [*given, status])
+            self.pid = int(parent.recv(32))
         os.close(status)
-        self.pid = int(parent.recv(32))
 
     def poll(self) -> int | None:
         return self._read(0)
@@ -124,10 +138,10 @@ def _fork_for(requests: socket.socket) -> list[str]:
             _report_ended(running)
         if requests not in ready:
             continue
-        message, descriptors, _, _ = socket.recv_fds(requests, MESSAGE_BYTES, 3)
+        message, descriptors, _, _ = socket.recv_fds(requests, MESSAGE_BYTES, 4)
         if not message:
             sys.exit(0)
-        *outputs, status = descriptors
+        *given, status = descriptors
         pid = os.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)
@@ -136,11 +150,11 @@ def _fork_for(requests: socket.socket) -> list[str]:
             for descriptor in (reader, writer, status, requests.detach(), *running.values()):
                 os.close(descriptor)
             request = json.loads(message)
-            _become(request["environment"], outputs)
+            _become(request["environment"], dict(zip(request["targets"], given, strict=True)))
             arguments: list[str] = request["arguments"]
             return arguments
         running[pid] = status
-        for descriptor in outputs:
+        for descriptor in given:
             os.close(descriptor)
         requests.send(str(pid).encode())
 
@@ -157,10 +171,14 @@ def _report_ended(running: dict[int, int]) -> None:
                 os.close(descriptor)
 
 
-def _become(environment: dict[str, str], outputs: list[int]) -> None:
-    for target, descriptor in zip((1, 2), outputs, strict=True):
-        os.dup2(descriptor, target)
-        os.close(descriptor)
+def _become(environment: dict[str, str], descriptors: dict[int, int]) -> None:
+    """Take the environment, and the descriptors under their new numbers."""
+    copies = {target: fcntl.fcntl(given, fcntl.F_DUPFD, ABOVE) for target, given in descriptors.items()}
+    for given in descriptors.values():
+        os.close(given)
+    for target, copy in copies.items():
+        os.dup2(copy, target)
+        os.close(copy)
     os.environ.clear()
     os.environ.update(environment)
     is_unbuffered = "PYTHONUNBUFFERED" in environment

@@ -46,7 +46,7 @@ from inference.engine.models.loader import load_model
 from inference.engine.stats import EngineStats
 from inference.engine_process.channel import Call, Events, Refusal, Reply, Status, packed, unpacked
 from inference.engine_process.client import ProcessEngineClient, ProcessModels
-from inference.engine_process.launcher import LocalLauncher
+from inference.engine_process.launcher import COMMAND, LocalLauncher
 from inference.engine_process.replica_streams import ReplicaStreams
 from inference.engine_process.replicas import ReplicaSet
 from inference.engine_process.supervisor import EngineSupervisor
@@ -55,6 +55,7 @@ from inference.interventions import Site
 from inference.text.model_text import ModelText, PromptTooLongError
 from tests import live
 from tests.inference.fakes import in_thread, kinds, tokens
+from tests.inference.launchers import forking_launcher
 
 CONFIG = EngineConfig()
 HEX = "0123456789abcdef0123456789abcdef"
@@ -171,7 +172,7 @@ class Engine:
     """An engine process with a tiny model, without a registry."""
 
     def __init__(self, model_dir: Path, **options: Any) -> None:
-        self.replicas = ReplicaSet(lambda number: LocalLauncher(), **{"stall_s": 60.0} | options)
+        self.replicas = ReplicaSet(lambda number: forking_launcher(COMMAND, {}), **{"stall_s": 60.0} | options)
         self.client = ProcessEngineClient(self.replicas, CONFIG)
         self.models = ProcessModels(self.replicas)
         self.lost: list[frozenset[str]] = []

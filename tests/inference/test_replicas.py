@@ -48,6 +48,7 @@ from inference.registry.memory_plan import MemoryBudget
 from millm_site.env import ENGINE_OPTIONS, Environment
 from tests import live
 from tests.builders import build_model
+from tests.inference.launchers import forking_launcher
 from tests.inference.test_engine_process import eventually
 from tests.ray_cluster import ray_cluster
 
@@ -103,7 +104,7 @@ def launcher(
 ) -> Iterator[Callable[[int], Launcher]]:
     environment = {**ENVIRONMENT, "FAULT": "slow", "MILLM_HOME": str(tmp_path_factory.mktemp("home"))}
     if request.param == "local":
-        yield lambda number: LocalLauncher(SLOW, environment)
+        yield lambda number: forking_launcher(SLOW, environment)
         return
     with pytest.MonkeyPatch.context() as patch, ray_cluster(num_cpus=16) as node:
         for name, value in environment.items():
