@@ -310,7 +310,7 @@ class _EditInline(admin.StackedInline):  # type: ignore[type-arg]  # it takes no
 
 
 _OUTCOME = ("words", ("coefficient", "push"))
-_AMOUNT = ("operation", ("strength", "unit", "lower"), "phase")
+_AMOUNT = (("strength", "unit", "lower", "phase"),)
 
 
 class FeatureEditInline(_EditInline):
@@ -318,7 +318,7 @@ class FeatureEditInline(_EditInline):
     verbose_name = "feature edit"
     verbose_name_plural = "feature edits"
     fieldsets = (
-        (None, {"fields": ("feature", *_AMOUNT, *_OUTCOME)}),
+        (None, {"fields": (("feature", "operation"), *_AMOUNT, *_OUTCOME)}),
         (
             "Conditions",
             {
@@ -353,7 +353,7 @@ class VectorEditInline(_EditInline):
     verbose_name = "vector or site edit"
     verbose_name_plural = "vector and site edits"
     fieldsets = (
-        (None, {"fields": ("operation", "plain_vector", "sae", ("norm_layer", "norm_site"), *_AMOUNT[1:], *_OUTCOME)}),
+        (None, {"fields": (("operation", "plain_vector", "sae"), ("norm_layer", "norm_site"), *_AMOUNT, *_OUTCOME)}),
         (
             "Conditions and custom values",
             {

@@ -75,15 +75,15 @@ def test_is_whole_at_every_width(form: Page):
 
 def test_choices_are_explained_and_unused_fields_hidden(form: Page):
     card = form.locator("#edits-0")
-    expect(card.locator(".field-operation .steering-explained")).to_contain_text(
+    expect(card.locator(".fieldBox.field-operation .steering-explained")).to_contain_text(
         "Adds the feature's or vector's direction"
     )
-    expect(card.locator(".field-phase .steering-explained")).to_contain_text("and generated tokens")
+    expect(card.locator(".fieldBox.field-phase .steering-explained")).to_contain_text("and generated tokens")
     expect(card.locator("[name=edits-0-lower]")).not_to_be_visible()
     card.locator("select[name=edits-0-operation]").select_option("projection_cap")
     expect(card.locator("[name=edits-0-lower]")).to_be_visible()
     card.locator("select[name=edits-0-operation]").select_option("ablate")
-    expect(card.locator(".field-operation .steering-explained")).to_contain_text("Sets the feature to 0.")
+    expect(card.locator(".fieldBox.field-operation .steering-explained")).to_contain_text("Sets the feature to 0.")
     expect(card.locator("[name=edits-0-strength]")).not_to_be_visible()
 
 
@@ -98,7 +98,9 @@ def test_outcome_and_order_are_shown(form: Page):
     expect(vectors.nth(1).locator("[name=edits-2-1-norm_layer]")).to_have_value("1")
     expect(vectors.nth(1).locator("[name=edits-2-1-strength]")).not_to_be_visible()
     vectors.nth(1).locator("[name=edits-2-1-operation]").select_option("reconstruct")
-    expect(vectors.nth(1).locator(".field-operation .steering-explained")).to_contain_text("without the SAE's error")
+    expect(vectors.nth(1).locator(".fieldBox.field-operation .steering-explained")).to_contain_text(
+        "without the SAE's error"
+    )
     expect(vectors.nth(1).locator("[name=edits-2-1-norm_layer]")).not_to_be_visible()
     expect(vectors.nth(1).locator("[name=edits-2-1-norm_site]")).not_to_be_visible()
     vectors.nth(1).locator("[name=edits-2-1-sae]").select_option("tiny-sae")
@@ -109,7 +111,7 @@ def test_outcome_and_order_are_shown(form: Page):
 def test_added_card_works_like_the_others_and_is_saved(form: Page, draft: SteeringProfile):
     form.click("#edits-group .add-row a")
     card = form.locator("#edits-2")
-    expect(card.locator(".field-operation .steering-explained")).to_contain_text(
+    expect(card.locator(".fieldBox.field-operation .steering-explained")).to_contain_text(
         "Adds the feature's or vector's direction"
     )
     card.locator(".field-feature .select2-selection").click()
