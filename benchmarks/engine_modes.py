@@ -40,6 +40,7 @@ MODES = {  # settings by name
 }
 STREAMS, BESIDE = 500, 8
 BODY_BYTES = 8 * 2**20
+BESIDE_RAY = "The processes of the Ray node run beside all kinds."
 BODIES = f"{BESIDE} streams beside bodies"
 
 
@@ -145,7 +146,9 @@ def record(options: Options, count: int = STREAMS, modes: Collection[str] = tupl
             subject.cluster = None if node is None else psutil.Process(node.pid)
             subjects.append(subject)
         rows = measure(subjects, makers, Plan(options.scale, options.rounds))
-    return Record("engine_modes", options.label, tuple(rows), notes=options.notes)
+    has_ray = any(MODES[mode]["MILLM_ENGINE"] == "ray" for mode in modes)
+    notes = (*options.notes, BESIDE_RAY) if has_ray else options.notes
+    return Record("engine_modes", options.label, tuple(rows), notes=notes)
 
 
 if __name__ == "__main__":

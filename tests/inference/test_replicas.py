@@ -55,8 +55,9 @@ from tests.ray_cluster import ray_cluster
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("replicas")]
 BATCH = 4  # sequences at once on one replica
 QUEUE = 4
-SLOW = (sys.executable, "-m", "tests.platform.faulty_engine")  # steps take 50 ms
-LONG = 1000  # tokens: such a stream runs until the test ends it, however slow the machine is
+SLOW = (sys.executable, "-m", "tests.platform.faulty_engine")
+STEP_S = 0.02
+LONG = 3000  # tokens: such a stream runs until the test ends it, however slow the machine is
 ENVIRONMENT = {"MILLM_MAX_BATCH_SIZE": str(BATCH), "MILLM_MAX_WAITING_REQUESTS": str(QUEUE), "OMP_NUM_THREADS": "1"}
 RAY = pytest.param("ray", marks=pytest.mark.skipif(not find_spec("ray"), reason="needs the extra `ray`"))
 
@@ -102,7 +103,12 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def launcher(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[int], Launcher]]:
-    environment = {**ENVIRONMENT, "FAULT": "slow", "MILLM_HOME": str(tmp_path_factory.mktemp("home"))}
+    environment = {
+        **ENVIRONMENT,
+        "FAULT": "slow",
+        "FAULT_STEP_S": str(STEP_S),
+        "MILLM_HOME": str(tmp_path_factory.mktemp("home")),
+    }
     if request.param == "local":
         yield lambda number: forking_launcher(SLOW, environment)
         return
@@ -391,7 +397,7 @@ async def test_from_one_to_three_and_back_without_a_failed_request(
         """Clients 0 and 1 ask all the time, the others only while it is loud."""
         while is_loud or (number < 2 and len(engines.replicas.all) > 1):
             try:
-                events = await answer(engines, max_tokens=50)
+                events = await answer(engines, max_tokens=20)
             except QueueFullError:  # the queue of one replica has QUEUE places
                 await asyncio.sleep(0.02)
                 continue
@@ -422,7 +428,7 @@ async def test_all_are_replaced_without_a_failed_request(
 
     async def client() -> None:
         while not is_over:
-            failures.extend(event for event in await answer(engines, max_tokens=50) if isinstance(event, FailedEvent))
+            failures.extend(event for event in await answer(engines, max_tokens=20) if isinstance(event, FailedEvent))
 
     try:
         await asyncio.to_thread(engines.load)

@@ -1,7 +1,7 @@
 """``python -m tests.platform.faulty_server FAULT``: `manage.py serve --setup` with a model that has the fault.
 
-`hang` and `die` happen at the first step; `slow` makes every step take 50 ms. With engine processes the fault is in the
-first one of them, or all are slow.
+`hang` and `die` happen at the first step; `slow` makes every step take 50 ms, or FAULT_STEP_S seconds. With engine
+processes the fault is in the first one of them, or all are slow.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def die() -> None:
 
 
 def lag() -> None:
-    time.sleep(0.05)
+    time.sleep(float(os.environ.get("FAULT_STEP_S", "0.05")))
 
 
 def nothing() -> None:
