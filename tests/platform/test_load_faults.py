@@ -18,6 +18,9 @@ from tests.platform.wire import Answer, answer, connected, get, head, read_all, 
 pytestmark = [
     pytest.mark.live,
     pytest.mark.skipif(sys.platform != "linux", reason="limits another process' address space"),
+    pytest.mark.skipif(
+        ":" in live.SETTINGS.get("MILLM_ENGINE", ""), reason="Ray's actors are not the server's children"
+    ),
 ]
 MEBIBYTE = 2**20
 
