@@ -63,12 +63,11 @@ class PreloadedProcess:
         self.args = [sys.executable, *arguments]
         self.returncode: int | None = None
         self._status, status = os.pipe()
-        targets = [1, 2] if inherited is None else [1, 2, inherited]
-        request = {"arguments": list(arguments), "environment": dict(environment), "targets": targets}
-        given = [stdout, stderr] if inherited is None else [stdout, stderr, inherited]
+        given = {1: stdout, 2: stderr} | ({} if inherited is None else {inherited: inherited})  # by their numbers there
+        request = {"arguments": list(arguments), "environment": dict(environment), "targets": list(given)}
         with _turn:
             parent = _parent()
-            socket.send_fds(parent, [json.dumps(request).encode()], [*given, status])
+            socket.send_fds(parent, [json.dumps(request).encode()], [*given.values(), status])
             self.pid = int(parent.recv(32))
         os.close(status)
 

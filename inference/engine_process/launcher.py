@@ -68,15 +68,19 @@ class LocalLauncher:
     def launch(self) -> LocalProcess:
         ours, theirs = socket.socketpair()
         with theirs:
-            process = subprocess.Popen(  # noqa: S603 - ourselves
-                [*self._command, str(theirs.fileno())],
-                cwd=ROOT,
-                env={**os.environ, **self._environment, "PYTHONPATH": str(ROOT)},
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                process_group=0,  # Ctrl-C is for the server; in its session, or niceness would not count between them
-            )
+            process = self._start(theirs.fileno())
         return LocalProcess(process, Channel(ours), self._environment.get("CUDA_VISIBLE_DEVICES", ""))
+
+    def _start(self, descriptor: int) -> subprocess.Popen[bytes]:
+        """Start the program with its end of the connection."""
+        return subprocess.Popen(  # noqa: S603 - ourselves
+            [*self._command, str(descriptor)],
+            cwd=ROOT,
+            env={**os.environ, **self._environment, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.DEVNULL,
+            pass_fds=(descriptor,),
+            process_group=0,  # Ctrl-C is for the server; in its session, or niceness would not count between them
+        )
 
     def close(self) -> None:
         """A launch takes no time."""

@@ -309,8 +309,7 @@ class _EditInline(admin.StackedInline):  # type: ignore[type-arg]  # it takes no
         field.widget.can_change_related = False
 
 
-_OUTCOME = ("words", ("coefficient", "push"))
-_AMOUNT = (("strength", "unit", "lower", "phase"),)
+_AMOUNT = (("strength", "unit", "lower", "phase"), "words", ("coefficient", "push"))
 
 
 class FeatureEditInline(_EditInline):
@@ -318,7 +317,7 @@ class FeatureEditInline(_EditInline):
     verbose_name = "feature edit"
     verbose_name_plural = "feature edits"
     fieldsets = (
-        (None, {"fields": (("feature", "operation"), *_AMOUNT, *_OUTCOME)}),
+        (None, {"fields": (("feature", "operation"), *_AMOUNT)}),
         (
             "Conditions",
             {
@@ -353,7 +352,7 @@ class VectorEditInline(_EditInline):
     verbose_name = "vector or site edit"
     verbose_name_plural = "vector and site edits"
     fieldsets = (
-        (None, {"fields": (("operation", "plain_vector", "sae"), ("norm_layer", "norm_site"), *_AMOUNT, *_OUTCOME)}),
+        (None, {"fields": (("operation", "plain_vector", "sae"), ("norm_layer", "norm_site"), *_AMOUNT)}),
         (
             "Conditions and custom values",
             {
