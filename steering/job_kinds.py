@@ -37,6 +37,15 @@ def register_kinds() -> None:
             lane=Lane.BULK,
         )
     )
+    register(
+        JobKind(
+            "steering.vector_effects",
+            "Measure effects of vectors",
+            "steering.effects.job:run_vector_effects",
+            show=_show_vector_effects,
+            lane=Lane.BULK,
+        )
+    )
     register(JobKind("steering.add_sae", "Add an SAE", "steering.sae_registry.jobs:run_add_sae", lane=Lane.BULK))
     register(
         JobKind(
@@ -152,6 +161,15 @@ def _show_effects(result: Mapping[str, Any]) -> SafeString:
         _figure(result["skipped"]),
         reverse("admin:steering_feature_changelist"),
         result["sae"],
+    )
+
+
+def _show_vector_effects(result: Mapping[str, Any]) -> SafeString:
+    return format_html(
+        '<p>{} vectors measured, {} skipped. <a href="{}">View vectors</a></p>',
+        _figure(result["measured"]),
+        _figure(result["skipped"]),
+        reverse("admin:steering_vectorset_change", args=[result["vector_set"]]),
     )
 
 

@@ -24,6 +24,7 @@ from inference.registry.splice import Reconstruction, Splice
 from inference.runs import JOB_PRIORITY, Run
 from inference.steering_refs import SAERef
 from steering.model_shape import read_model_shape
+from steering.spec.edit import SINK_FACTOR
 
 if TYPE_CHECKING:
     import numpy as np
@@ -166,6 +167,15 @@ class PromptResiduals:
     """
 
     sites: tuple[NDArray[np.float32], ...]
+
+
+def ordinary_tokens(values: NDArray[np.float32]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """Return which tokens of residuals ``[tokens, d]`` are no attention sinks, and the norms of these tokens."""
+    import numpy as np
+
+    norms = np.linalg.norm(values.astype(np.float64), axis=1)
+    is_ordinary = norms <= SINK_FACTOR * np.median(norms)
+    return is_ordinary, norms[is_ordinary]
 
 
 Ready = Callable[[str], Awaitable[ModelCard]]

@@ -11,6 +11,7 @@ from django.contrib.auth.models import User
 from django.db.models import Q
 
 from core.errors import MillmError
+from inference.interventions import Site
 from inference.models import LanguageModel
 from steering.errors import InvalidProfileError
 from steering.features.admin import feature_url
@@ -93,9 +94,9 @@ def describe_edits(
     calibrated = {} if profile is None else calibrated_strengths(profile)
     found = _edits_or_problems(model, items, user)
     edits = [one for one in found if isinstance(one, EditSpec)]
-    features = _features(edits)
+    registered = {**_features(edits), **_vectors(edits)}
     rows = [
-        _described(one, features.get(_feature_key(one)), calibrated) if isinstance(one, EditSpec) else {"problem": one}
+        _described(one, registered.get(_key(one)), calibrated) if isinstance(one, EditSpec) else {"problem": one}
         for one in found
     ]
     return {"edits": rows, "problem": _conflict(edits)}
@@ -129,30 +130,48 @@ def _conflict(edits: Sequence[EditSpec]) -> str:
     return ""
 
 
-def _described(edit: EditSpec, feature: Feature | None, calibrated: Mapping[object, Any]) -> dict[str, Any]:
-    preview = preview_edit(edit, feature, calibrated).to_json()
-    url = feature_url(feature) if feature else _vector_url(edit)
-    return {**preview, "name": describe_target(edit), "url": url, "strength": edit.strength}
+def _described(
+    edit: EditSpec, source: Feature | PlainVector | None, calibrated: Mapping[object, Any]
+) -> dict[str, Any]:
+    preview = preview_edit(edit, source, calibrated).to_json()
+    return {**preview, "name": describe_target(edit), "url": _url(source), "strength": edit.strength}
 
 
-def _feature_key(edit: EditSpec) -> tuple[str, int] | None:
-    return (edit.target.sae.name, edit.target.index) if isinstance(edit.target, FeatureTarget) else None
+def _url(source: Feature | PlainVector | None) -> str:
+    match source:
+        case Feature():
+            return feature_url(source)
+        case PlainVector():
+            return vector_url(source)
+    return ""
 
 
-def _features(edits: Sequence[EditSpec]) -> dict[tuple[str, int] | None, Feature]:
+_Key = tuple[str, int] | tuple[str, Site, tuple[float, ...]]  # SAE and index, or vector set, site and numbers
+
+
+def _key(edit: EditSpec) -> _Key | None:
+    match edit.target:
+        case FeatureTarget() as target:
+            return target.sae.name, target.index
+        case VectorTarget() as target if target.name:
+            return target.name, target.site, target.values
+    return None
+
+
+def _features(edits: Sequence[EditSpec]) -> dict[_Key | None, Feature | PlainVector]:
     """Return the rows of the edits' features, with their effects, by one query."""
-    keys = [key for edit in edits if (key := _feature_key(edit)) is not None]
-    if not keys:
+    targets = {edit.target for edit in edits if isinstance(edit.target, FeatureTarget)}
+    if not targets:
         return {}
-    places = reduce(or_, (Q(sae__name=name, index=index) for name, index in set(keys)))
+    places = reduce(or_, (Q(sae__name=target.sae.name, index=target.index) for target in targets))
     rows = Feature.objects.filter(places).select_related("sae", "effect__sae")
     return {(row.sae.name, row.index): row for row in rows}
 
 
-def _vector_url(edit: EditSpec) -> str:
-    if not isinstance(edit.target, VectorTarget) or not edit.target.name:
-        return ""
-    site = edit.target.site
-    vector = PlainVector.objects.filter(vector_set__name=edit.target.name, layer=site.layer, site=site.kind)
-    found = vector.defer("data").first()
-    return "" if found is None else vector_url(found)
+def _vectors(edits: Sequence[EditSpec]) -> dict[_Key | None, Feature | PlainVector]:
+    """Return the rows of the edits' registered vectors, with their effects, by one query."""
+    names = {edit.target.name for edit in edits if isinstance(edit.target, VectorTarget) and edit.target.name}
+    if not names:
+        return {}
+    rows = PlainVector.objects.filter(vector_set__name__in=names).select_related("vector_set", "effect")
+    return {(row.vector_set.name, row.place, row.values): row for row in rows}

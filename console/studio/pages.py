@@ -28,7 +28,7 @@ from steering.features.drawing import example_rows
 from steering.features.ranked_search import FeatureSearch, search_features
 from steering.features.services import default_unit
 from steering.features.tested_text import features_on
-from steering.models import SAE, Feature, FeatureEffect, PlainVector, ProfileVersion, SteeringProfile
+from steering.models import SAE, Feature, FeatureEffect, PlainVector, ProfileVersion, SteeringProfile, VectorEffect
 from steering.profiles import reviews
 from steering.profiles.draft_status import draft_state
 from steering.profiles.drafts import draft_edits, mean_norms
@@ -232,22 +232,30 @@ def find_vectors(user: User, fields: dict[str, Any]) -> Mapping[str, Any]:
     """Return the registered vectors of a model that the user may see, by set and layer."""
     model = find_model(fields)
     norms = mean_norms(model.pk)
-    rows = visible_vectors(user).filter(vector_set__model=model).select_related("vector_set").defer("data")
+    rows = visible_vectors(user).filter(vector_set__model=model).select_related("vector_set", "effect").defer("data")
     found = rows.order_by("vector_set__name", "layer", "site")[:MAX_VECTORS]
     return {"features": [_vector_card(row, row.reference_norm or norms.get(row.place)) for row in found]}
 
 
 def _vector_card(row: PlainVector, norm: float | None) -> dict[str, Any]:
-    """Return a card like a feature's. Where the norm of the residual is not known, the vector is added as it is."""
+    """Return a card like a feature's, with the calibrated strength if the vector's effect was measured.
+
+    Where the norm of the residual is not known, the vector is added as it is.
+    """
+    effect: VectorEffect | None = getattr(row, "effect", None)
+    unit = "resid_norm" if norm else "raw"
+    strength = effect.in_unit(unit) if effect is not None else None
     return {
         "set": row.vector_set.name,
         "layer": row.layer,
         "site": row.site,
         "label": str(row),
         "url": vector_url(row),
-        "unit": "resid_norm" if norm else "raw",
-        "strength": DEFAULT_PUSH if norm else 1.0,
+        "unit": unit,
+        "strength": float(f"{strength:.3g}") if strength else DEFAULT_PUSH if norm else 1.0,
         "facts": f"norm {row.norm:.3g}, from {row.vector_set.origin}",
+        "outputs": [] if effect is None else [token for token, _ in effect.output_tokens[:5]],
+        "sample": effect.sample_pairs[0]["after"] if effect and effect.sample_pairs else "",
         "examples": [],
     }
 

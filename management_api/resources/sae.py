@@ -131,7 +131,9 @@ class MeasureInput(StrictInput):
     replaces_imports = Flag(default=False)
 
 
-class EffectsInput(StrictInput):
+class RecipeInput(StrictInput):
+    """How effects are measured: the fields of an :class:`EffectRecipe` that callers may set."""
+
     target = Number(default=DEFAULT_RECIPE.target, help_text="KL(unsteered || steered) in nats per token.")
     push_cap = Number(default=DEFAULT_RECIPE.push_cap, help_text="Cap on the relative size of the step.")
     prompts = serializers.ListField(
@@ -140,6 +142,15 @@ class EffectsInput(StrictInput):
         max_length=MAX_TEXTS,
         default=list(DEFAULT_RECIPE.prompts),
     )
+
+
+def take_recipe(data: dict[str, Any]) -> EffectRecipe:
+    """Take the fields of :class:`RecipeInput` out of the data. Raise EvaluationError for values out of range."""
+    prompts = tuple(data.pop("prompts"))
+    return EffectRecipe(target=data.pop("target"), push_cap=data.pop("push_cap"), prompts=prompts)
+
+
+class EffectsInput(RecipeInput):
     features = serializers.ListField(
         child=Integer(min_value=0, max_value=2**31 - 1),
         max_length=MAX_SELECTED,
@@ -283,10 +294,7 @@ class SAEs(UploadResource):
         """Start a job that measures the effects of features on the model's output: the strength that moves it by the
         target, the output score, fluency and samples. Read them at `/api/features/{id}/effect`."""
         sae, data = self.get_object(), self.read(EffectsInput)
-        replaces, features = data.pop("replaces"), data.pop("features")
-        recipe = EffectRecipe(**{**data, "prompts": tuple(data["prompts"])})
-        job = request_effects(sae=sae, recipe=recipe, features=features, replaces=replaces, owner=self.user)
-        return job_started(job)
+        return job_started(request_effects(sae=sae, recipe=take_recipe(data), owner=self.user, **data))
 
     @described(request=InterpretInput, responses={202: JobOut})
     @action(detail=True, methods=["post"])

@@ -18,6 +18,7 @@ from inference.interventions import SITE_KINDS, Site
 from inference.models import LanguageModel
 from management_api.authentication import SharingInput, groups_named
 from management_api.resources.job import JobOut, job_started
+from management_api.resources.sae import RecipeInput, take_recipe
 from management_api.serializers import (
     MAX_TEXT,
     Choice,
@@ -33,7 +34,8 @@ from management_api.serializers import (
 from management_api.uploads import SentFile, UploadResource, form
 from management_api.viewset import Filters
 from openai_api.http.errors import invalid
-from steering.models import PlainVector, VectorSet
+from steering.effects.job import request_vector_effects
+from steering.models import PlainVector, VectorEffect, VectorSet
 from steering.saes.files import file_sha256
 from steering.sharing import share_with_groups
 from steering.vectors.directions import METHODS
@@ -50,14 +52,28 @@ from steering.visibility import SEE_ALL_VECTORS, visible_vector_sets
 
 VIEW = "steering.view_vectorset"
 ADD = "steering.add_vectorset"
+CHANGE = "steering.change_vectorset"
 MAX_LAYER = 10_000
 ENDINGS = (".safetensors", ".npz", ".gguf")
 
 
+class VectorEffectOut(serializers.ModelSerializer[VectorEffect]):
+    class Meta:
+        model = VectorEffect
+        fields: tuple[str, ...] = (
+            *("strength", "kl", "push", "is_capped", "fluency", "curve", "samples", "output_tokens"),
+            *("recipe", "measured_at"),
+        )
+
+
 class VectorOut(ReadSerializer):
+    effect = VectorEffectOut(
+        default=None, allow_null=True, help_text="Of adding the vector at its calibrated strength; null: not measured."
+    )
+
     class Meta:
         model = PlainVector
-        fields: tuple[str, ...] = ("layer", "site", "norm", "reference_norm")
+        fields: tuple[str, ...] = ("layer", "site", "norm", "reference_norm", "effect")
 
 
 class VectorSetOut(ReadSerializer):
@@ -103,6 +119,10 @@ class ExtractionInput(StrictInput):
     description = Text(default="", allow_blank=True)
 
 
+class VectorEffectsInput(RecipeInput):
+    replaces = Flag(default=False, help_text="Measure vectors again that have an effect of the same recipe.")
+
+
 class ValuesOut(serializers.ModelSerializer[PlainVector]):
     values = serializers.SerializerMethodField(help_text="Little-endian float32 values as base64.")
 
@@ -127,12 +147,13 @@ class VectorSets(UploadResource):
         "values": VIEW,
         "create": ADD,
         "extract": ADD,
+        "effects": CHANGE,
         "destroy": "steering.delete_vectorset",
-        "share": "steering.change_vectorset",
+        "share": CHANGE,
     }
 
     def rows(self, user: User) -> QuerySet[VectorSet]:
-        return visible_vector_sets(user).select_related("created_by").prefetch_related("vectors", "shared_with")
+        return visible_vector_sets(user).select_related("created_by").prefetch_related("vectors__effect", "shared_with")
 
     @described(parameters=[VectorFilters])
     def list(self, request: Request) -> Response:
@@ -180,6 +201,15 @@ class VectorSets(UploadResource):
         """Return the numbers of all vectors of the set."""
         rows = ValuesOut(self.get_object().vectors.all(), many=True).data
         return Response({"object": "list", "data": rows, "next": None})
+
+    @described(request=VectorEffectsInput, responses={202: JobOut})
+    @action(detail=True, methods=["post"])
+    def effects(self, request: Request, pk: str) -> Response:
+        """Start a job that measures the effects of the set's vectors on the model's output: the strength that moves it
+        by the target, fluency and samples. They are in each vector's `effect`."""
+        vector_set, data = self.get_object(), self.read(VectorEffectsInput)
+        recipe = take_recipe(data)
+        return job_started(request_vector_effects(vector_set=vector_set, recipe=recipe, owner=self.user, **data))
 
     @described(responses={204: None})
     def destroy(self, request: Request, pk: str) -> Response:

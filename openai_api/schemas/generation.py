@@ -25,7 +25,7 @@ class SteeredSchema(RequestSchema):
     steering: dict[str, Any] | None = Field(
         None,
         description="Inline edits in place of a profile: {`features`: [{`sae`, `index`, `strength`, ...}], `vectors`: "
-        "[{`layer`, `values`, ...}]}; `strength` of a feature may be `auto`, the calibrated strength.",
+        "[{`layer`, `values`, ...}]}; `strength` of a feature or registered vector may be `auto`, the calibrated one.",
     )
     steering_intensity: float | None = Field(
         None, ge=0, le=MAX_INTENSITY, description="Factor for all strengths: 1 is unchanged, 0 turns steering off."

@@ -4,7 +4,7 @@ The folder of a demo holds what the repository ships for it. All files but ``pro
 
 - ``model/``, unless a package carries the model;
 - ``sae/``, with ``features.json`` (labels), ``health.json`` (figures) and ``effects.jsonl.gz`` (measured effects);
-- ``vectors.json`` and the files that it names: sets of steering vectors;
+- ``vectors.json`` and the files that it names: sets of steering vectors; ``vector_effects.json``: their effects;
 - ``profiles.json``: profiles to publish, whose edits name a ``feature`` of the SAE or a ``vector`` set and its layer.
 """
 
@@ -21,13 +21,15 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.db import connection, transaction
+from django.utils import timezone
 
 from core.errors import MillmError
 from inference.models import LanguageModel
 from inference.services import absolute_source, register_model, save_model
 from steering import services
 from steering.demo.packaged_model import DemoError, PackagedModel, Report, converted_directory, report_nothing
-from steering.effects.store import import_effects
+from steering.effects.recipe import EffectResult, Sample
+from steering.effects.store import import_effects, store_vector_effect
 from steering.features.label_files import read_labels
 from steering.features.labels import FeatureLabel
 from steering.models import SAE, Feature, PlainVector, SteeringProfile, VectorSet
@@ -142,6 +144,7 @@ def _install(demo: Demo, directory: Path, add: Callable[..., AddedSAE]) -> Insta
     if sae is not None:
         _install_effects(demo, sae)
     _install_vectors(demo, model)
+    _install_vector_effects(demo, model)
     entries = json.loads((demo.folder / "profiles.json").read_text("utf-8"))
     published = [label for entry in entries if (label := _install_profile(model, sae, entry))]
     return InstalledDemo(model, sae, tuple(published))
@@ -214,6 +217,27 @@ def _install_vectors(demo: Demo, model: LanguageModel) -> None:
             name=entry["name"], model=model, vectors=vectors, checksum=checksum,
             origin=entry["origin"], description=entry["description"],
         )  # fmt: skip
+
+
+def _install_vector_effects(demo: Demo, model: LanguageModel) -> None:
+    """Store the measured effects of the demo's vectors, by set and layer, for those that have none."""
+    path = demo.folder / "vector_effects.json"
+    if not path.is_file():
+        return
+    found = json.loads(path.read_text("utf-8"))
+    rows = PlainVector.objects.filter(vector_set__model=model, vector_set__name__in=found["vectors"], effect=None)
+    for row in rows.select_related("vector_set").defer("data"):
+        fields = found["vectors"][row.vector_set.name][str(row.layer)]
+        output_tokens, samples = fields.pop("output_tokens"), fields.pop("samples")
+        result = EffectResult(index=None, samples=tuple(Sample(**one) for one in samples), **fields)
+        store_vector_effect(
+            vector=row,
+            result=result,
+            output_tokens=output_tokens,
+            recipe=found["recipe"],
+            measured_at=timezone.now(),
+            is_imported=True,
+        )
 
 
 def _install_profile(model: LanguageModel, sae: SAE | None, entry: Mapping[str, Any]) -> str | None:

@@ -1,8 +1,9 @@
-"""The job that measures the effects of an SAE's features."""
+"""The jobs that measure the effects of an SAE's features, and of the vectors of a set."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,17 +18,19 @@ from inference.registry.registry import get_registry
 from inference.torch_threads import borrowed_workers
 from jobs.models import Job
 from jobs.services import enqueue_job
-from steering.effects.probe import AT_ONCE, EffectProbe, MeasuredFeature
+from steering.effects.probe import AT_ONCE, EffectProbe, MeasuredDirection
 from steering.effects.recipe import NUM_LENS_TOKENS, EffectRecipe
-from steering.effects.store import recipe_text, store_effects, store_output_tokens
+from steering.effects.store import recipe_text, store_effects, store_output_tokens, store_vector_effect
 from steering.errors import EvaluationError, SAENotMeasuredError
 from steering.features.search import FeatureQuerySet
-from steering.models import SAE, Feature
+from steering.models import SAE, Feature, PlainVector, VectorSet
 from steering.profiles.compilation import get_compiler
-from steering.profiles.drafts import feature_target, sae_identity
+from steering.profiles.drafts import feature_target, sae_identity, vector_target
 from steering.profiles.snapshot import registered_saes, source_of
+from steering.residuals import EnginePromptReader, ordinary_tokens
 
 if TYPE_CHECKING:
+    from inference.registry.model_card import ModelCard
     from jobs.running_job import RunningJob
 
 Lens = Callable[[Sequence[int]], list[tuple[int, ...]]]
@@ -92,7 +95,7 @@ def run_effects(job: RunningJob) -> dict[str, Any]:
                 job.end_turn()
                 rows = _rows(sae, todo[first : first + AT_ONCE])
                 tokens = lens([row.index for row in rows])
-                features = [MeasuredFeature(feature_target(row), ids) for row, ids in zip(rows, tokens, strict=True)]
+                features = [MeasuredDirection(feature_target(row), ids) for row, ids in zip(rows, tokens, strict=True)]
                 runner.run(get_registry().ready(sae.model.name))  # the model may have been unloaded since
                 results = runner.run(probe.measure(features))
                 store_effects(sae=sae, results=results, recipe=recipe_text(recipe), measured_at=timezone.now())
@@ -139,7 +142,7 @@ def _started(job: RunningJob) -> Any:
 
 async def _probe(sae: SAE, recipe: EffectRecipe) -> EffectProbe:
     model, site = await get_registry().ready(sae.model.name), sae_identity(sae).site
-    return await EffectProbe.prepare(get_client(), model, source_of(sae), site, recipe)
+    return await EffectProbe.prepare(get_client(), model, recipe, source_of(sae), site)
 
 
 def open_lens(sae: SAE, vocab_size: int, log: Callable[[str], None]) -> Lens:
@@ -168,6 +171,70 @@ def open_lens(sae: SAE, vocab_size: int, log: Callable[[str], None]) -> Lens:
             return [tuple(ids) for ids in unembedding.top_tokens(rows, NUM_LENS_TOKENS, vocab_size).tolist()]
 
     return lens
+
+
+def request_vector_effects(
+    *, vector_set: VectorSet, recipe: EffectRecipe | None = None, replaces: bool = False, owner: User | None = None
+) -> Job:
+    """Queue the measurement of the vectors of a set. With ``replaces``, those that have an effect of the same recipe
+    are measured again."""
+    params = {"vector_set": vector_set.pk, "recipe": (recipe or EffectRecipe()).to_json(), "replaces": replaces}
+    title = f"Measure effects of the vectors {vector_set}"
+    return enqueue_job(kind="steering.vector_effects", params=params, owner=owner, title=title)
+
+
+def run_vector_effects(job: RunningJob) -> dict[str, Any]:
+    """Measure the vectors of the job's set, a batch at a time. Where the mean residual norm of a site is unknown, it is
+    measured first, because strengths are capped relative to it."""
+    vector_set = VectorSet.objects.select_related("model").get(pk=job.params["vector_set"])
+    recipe = EffectRecipe.from_json(job.params["recipe"])
+    rows = vector_set.vectors.filter(norm__gt=0).select_related("vector_set").order_by("pk")
+    done = Q(effect__recipe=recipe_text(recipe))
+    if job.params["replaces"]:
+        done &= Q(effect__measured_at__gte=_started(job))
+    total, todo = rows.count(), list(rows.exclude(done))
+    num_done = total - len(todo)
+    with asyncio.Runner() as runner:
+        job.progress(num_done, total, "Generating unsteered texts")
+        model = runner.run(get_registry().ready(vector_set.model.name))
+        _measure_norms(model, todo, recipe)
+        probe = runner.run(EffectProbe.prepare(get_client(), model, recipe))
+        for first in range(0, len(todo), AT_ONCE):
+            job.progress(num_done, total, "Measuring vectors")
+            job.end_turn()
+            batch = todo[first : first + AT_ONCE]
+            targets = [vector_target(row) for row in batch]
+            runner.run(get_registry().ready(vector_set.model.name))  # the model may have been unloaded since
+            tokens = runner.run(probe.output_tokens(targets))
+            results = runner.run(probe.measure([MeasuredDirection(target) for target in targets]))
+            for row, result, written in zip(batch, results, tokens, strict=True):
+                store_vector_effect(
+                    vector=row,
+                    result=result,
+                    output_tokens=written,
+                    recipe=recipe_text(recipe),
+                    measured_at=timezone.now(),
+                )
+            num_done += len(batch)
+    registered_saes.invalidate()  # edits of requests with the strength "auto" are cached there
+    job.progress(num_done, total, "Measuring vectors")
+    return {"vector_set": vector_set.pk, "measured": len(todo), "skipped": vector_set.vectors.count() - len(todo)}
+
+
+def _measure_norms(model: ModelCard, rows: Sequence[PlainVector], recipe: EffectRecipe) -> None:
+    """Set the mean residual norm of vectors whose site has none, from the recipe's prompts."""
+    unknown = [row for row in rows if not vector_target(row).scales.reference_norm]
+    if not unknown:
+        return
+    places = [row.place for row in unknown]
+    chat = model.text.has_chat_template
+    found = EnginePromptReader().read(model.record.name, recipe.prompts, places, chat=chat)
+    for number, row in enumerate(unknown):
+        norms = [norm for one in found if len(one.sites[number]) for norm in ordinary_tokens(one.sites[number])[1]]
+        if not norms:
+            raise EvaluationError("The prompts have no tokens to measure the residual on; choose longer prompts.")
+        row.reference_norm = math.fsum(norms) / len(norms)
+        row.save(update_fields=["reference_norm"])
 
 
 def effect_counts(sae: SAE) -> tuple[int, int]:

@@ -1,10 +1,10 @@
-"""Measure the effects of features in the engine: many features at once, as rows of one batch."""
+"""Measure the effects of features and vectors in the engine: many at once, as rows of one batch."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -31,12 +31,13 @@ from steering.effects.recipe import OPENINGS, EffectRecipe, EffectResult, Sample
 from steering.effects.strength_search import StrengthSearch
 from steering.errors import EvaluationError, SAENotMeasuredError
 from steering.profiles.compilation import get_compiler
-from steering.spec.edit import EditSpec, FeatureTarget
+from steering.spec.edit import EditSpec, FeatureTarget, VectorTarget
 from steering.spec.rendering import edits_to_json, fingerprint
 from steering.spec.units import push
+from steering.spec.wording import describe_target
 
 AT_ONCE = 15
-"""Features in one batch: with the unsteered text, as many sequences as the engine runs at once by default."""
+"""Features or vectors in one batch: with the unsteered text, the number that the engine runs at once by default."""
 NUM_UNSTEERED = 8
 """Unsteered samples of each prompt. The first one is shown beside the steered one."""
 FIRST_PUSH = 0.3
@@ -45,11 +46,16 @@ _SCORED = "effect"
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredFeature:
-    """A feature to measure, and the ids of its first tokens in the logit lens (empty if unknown)."""
+class MeasuredDirection:
+    """A feature or vector to measure, and the ids of a feature's first tokens in the logit lens (empty if unknown)."""
 
-    target: FeatureTarget
+    target: FeatureTarget | VectorTarget
     lens: tuple[int, ...] = ()
+
+    @property
+    def index(self) -> int | None:
+        """The index of the feature; None for a vector."""
+        return self.target.index if isinstance(self.target, FeatureTarget) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +81,12 @@ class _Reread:
 
 @dataclass(frozen=True, slots=True)
 class EffectProbe:
-    """Measures features of one SAE on one model, whose unsteered texts it has generated with :meth:`prepare`."""
+    """Measures features of one SAE, or vectors, on one model, whose unsteered texts :meth:`prepare` has generated."""
 
     client: EngineClient
     model: ModelCard
-    sae: SAERef
-    site: Site
+    sae: SAERef | None
+    site: Site | None
     """Where the SAE reads."""
     recipe: EffectRecipe
     texts: tuple[_Text, ...] = ()
@@ -96,14 +102,21 @@ class EffectProbe:
 
     @classmethod
     async def prepare(
-        cls, client: EngineClient, model: ModelCard, source: SAESource, site: Site, recipe: EffectRecipe
+        cls,
+        client: EngineClient,
+        model: ModelCard,
+        recipe: EffectRecipe,
+        source: SAESource | None = None,
+        site: Site | None = None,
     ) -> EffectProbe:
-        """Generate the unsteered texts for an SAE that writes at a site.
+        """Generate the unsteered texts: for an SAE that writes at ``site``, or for vectors, without ``source``.
 
         Raise EvaluationError if the model answers nothing.
         """
-        weights = get_compiler().sae(source)
-        bare = cls(client, model, SAERef(source, weights.d_sae), weights.read_site(site), recipe)
+        bare = cls(client, model, None, None, recipe)
+        if source is not None and site is not None:
+            weights = get_compiler().sae(source)
+            bare = replace(bare, sae=SAERef(source, weights.d_sae), site=weights.read_site(site))
         prompts = [bare.encode(prompt) for prompt in recipe.prompts]
         answers = await bare._write(prompts, None, recipe.max_tokens)
         texts = tuple(_Text(p, a.token_ids) for p, a in zip(prompts, answers, strict=True) if a and a.token_ids)
@@ -124,8 +137,8 @@ class EffectProbe:
             base=base,
         )
 
-    async def measure(self, features: Sequence[MeasuredFeature]) -> list[EffectResult]:
-        """Return the effect of each feature. Features that are unstable at every strength get strength 0."""
+    async def measure(self, features: Sequence[MeasuredDirection]) -> list[EffectResult]:
+        """Return the effect of each one, in their order. Those unstable at every strength get strength 0."""
         searches = [self._search(feature.target) for feature in features]
         while pending := [n for n, search in enumerate(searches) if not search.is_finished]:
             refs = [await self._steer(features[n].target, searches[n].guess) for n in pending]
@@ -140,7 +153,7 @@ class EffectProbe:
         scores = await self._output_scores(features, steered)
         return [
             EffectResult(
-                index=feature.target.index,
+                index=feature.index,
                 strength=raw,
                 kl=kl,
                 push=push(raw, feature.target.scales) or 0.0,
@@ -158,8 +171,8 @@ class EffectProbe:
             )
         ]
 
-    async def output_tokens(self, features: Sequence[FeatureTarget]) -> list[list[tuple[str, float]]]:
-        """Return the output tokens of each feature as text, with their parts; none where steering is unstable."""
+    async def output_tokens(self, features: Sequence[FeatureTarget | VectorTarget]) -> list[list[tuple[str, float]]]:
+        """Return the output tokens of each one as text, with their parts; none where steering is unstable."""
         refs = [await self._steer(feature, PUSH / self._size(feature)) for feature in features]
         found = await self._top_tokens(refs, NUM_STEERED)
         text = self.model.text
@@ -191,25 +204,25 @@ class EffectProbe:
             return tuple(text.render_chat([{"role": "user", "content": prompt}]))
         return tuple(text.encode(prompt))
 
-    def _search(self, target: FeatureTarget) -> StrengthSearch:
+    def _search(self, target: FeatureTarget | VectorTarget) -> StrengthSearch:
         size = self._size(target)
         return StrengthSearch(self.recipe.target, self.recipe.push_cap / size, FIRST_PUSH / size)
 
-    def _size(self, target: FeatureTarget) -> float:
+    def _size(self, target: FeatureTarget | VectorTarget) -> float:
         """Return the relative size of a step of raw strength 1. Raise SAENotMeasuredError."""
         size = push(1.0, target.scales)
         if not size:
             raise SAENotMeasuredError(
-                f"The relative size of feature {target.index} is unknown, so its strength cannot be capped. Measure "
-                "the SAE first."
+                f"The relative size of {describe_target(_added(target, 1.0))} is unknown, so its strength cannot be "
+                "capped. Measure the SAE first."
             )
         return size
 
-    async def _steer(self, target: FeatureTarget, raw: float) -> SteeringRef:
+    async def _steer(self, target: FeatureTarget | VectorTarget, raw: float) -> SteeringRef:
         """Return the compiled edit that profiles and requests get by default: ``add`` on all tokens."""
-        edits = (EditSpec(target, "add", raw, "raw"),)
-        name = f"{target.sae.name} #{target.index}"
-        version = PublishedVersion(name, 0, fingerprint(edits), edits_to_json(edits), (self.sae.source,))
+        edits = (_added(target, raw),)
+        sources = () if self.sae is None else (self.sae.source,)
+        version = PublishedVersion(describe_target(edits[0]), 0, fingerprint(edits), edits_to_json(edits), sources)
         return await self.client.compile(SteeringSpec((version,), skip_token_ids=self.model.text.special_token_ids))
 
     async def _divergences(self, refs: Sequence[SteeringRef]) -> list[float | None]:
@@ -231,19 +244,19 @@ class EffectProbe:
         return self._request(text.prompt, SamplingParams(max_tokens=0), ref, index, scoring)
 
     async def _sampled(
-        self, feature: MeasuredFeature, ref: SteeringRef | None
+        self, feature: MeasuredDirection, ref: SteeringRef | None
     ) -> tuple[float | None, float | None, tuple[Sample, ...]]:
         """Return fluency, the feature's activation and samples at a steering."""
         if ref is None:
             return None, None, ()
         prompts = [self.encode(prompt) for prompt in self.recipe.sample_prompts]
         written = await self._write(prompts, ref, self.recipe.sample_tokens)
-        read = await self._reread(prompts, written, feature.target.index)
+        read = await self._reread(prompts, written, feature.index)
         return self._fluency(read), self._relative(_mean_activations(read), feature.target), self._pairs(written)
 
-    def _relative(self, activations: Sequence[float], target: FeatureTarget) -> float | None:
+    def _relative(self, activations: Sequence[float], target: FeatureTarget | VectorTarget) -> float | None:
         """Return the activation of a feature, relative to its maximum. ``activations``: its own only, or of all."""
-        if not activations or not target.scales.max_activation:
+        if not isinstance(target, FeatureTarget) or not activations or not target.scales.max_activation:
             return None
         return activations[0 if len(activations) == 1 else target.index] / target.scales.max_activation
 
@@ -276,15 +289,15 @@ class EffectProbe:
     async def _reread(
         self, prompts: Sequence[tuple[int, ...]], texts: Sequence[_Written | None], feature: int | None = None
     ) -> list[_Reread]:
-        """Read texts with the unsteered model, and the activations of one feature or of all on them.
+        """Read texts with the unsteered model, and the activations of one feature of the SAE or of all on them.
 
         Empty texts give nothing.
         """
-        capture = self._capture(feature)
+        captures = () if self.sae is None or self.site is None else (self._capture(self.sae, self.site, feature),)
         requests = [
             replace(
                 self._request(prompt, SamplingParams(max_tokens=0), None, index, Scoring(one.token_ids)),
-                captures=(capture,),
+                captures=captures,
             )
             for index, (prompt, one) in enumerate(zip(prompts, texts, strict=True))
             if one is not None and one.token_ids
@@ -302,18 +315,18 @@ class EffectProbe:
                         found[event.index] = replace(found[event.index], activations=values, num_read=read.num_tokens)
         return found
 
-    def _capture(self, feature: int | None) -> CaptureSpec:
+    def _capture(self, sae: SAERef, site: Site, feature: int | None) -> CaptureSpec:
         """Return the capture of mean activations on the tokens of an answer."""
         return CaptureSpec(
-            site=self.site,
-            probe=AllFeatures(self.sae) if feature is None else FeatureValues(self.sae, (feature,)),
+            site=site,
+            probe=AllFeatures(sae) if feature is None else FeatureValues(sae, (feature,)),
             phase="generation",
             pooling="mean",
             skip_token_ids=frozenset(self.model.text.special_token_ids),
         )
 
     async def _output_scores(
-        self, features: Sequence[MeasuredFeature], refs: Sequence[SteeringRef | None]
+        self, features: Sequence[MeasuredDirection], refs: Sequence[SteeringRef | None]
     ) -> list[tuple[float | None, float | None]]:
         """Return the output scores with and without steering, the mean over the openings."""
         requests = [
@@ -378,6 +391,10 @@ class EffectProbe:
             raise EvaluationError(f"The engine rejected the measurement ({error.code}): {error}") from error
 
 
+def _added(target: FeatureTarget | VectorTarget, raw: float) -> EditSpec:
+    return EditSpec(target, "add", raw, "raw")
+
+
 def _tops(events: Iterable[Event]) -> list[Distribution]:
     """Return the most likely tokens at each place of a prompt; empty where steering is unstable."""
     prompts = (event.logprobs for event in events if isinstance(event, PromptLogprobsEvent))
@@ -410,9 +427,3 @@ def _written(events: Iterable[Event]) -> _Written | None:
             case FailedEvent():
                 return None
     return _Written(tuple(token_ids), text)
-
-
-def batches(features: Sequence[int], size: int = AT_ONCE) -> Iterator[Sequence[int]]:
-    """Yield the features in batches."""
-    for first in range(0, len(features), size):
-        yield features[first : first + size]

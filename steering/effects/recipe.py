@@ -75,7 +75,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class EffectResult:
-    """The measured effect of one feature.
+    """The measured effect of a feature, or of a vector, which has no ``index`` and no figures of an SAE.
 
     ``strength`` is raw, ``kl`` the divergence measured there, in nats per token, and ``curve`` all (strength, kl) pairs
     that were tried. ``is_capped``: the target was not reached within the cap on the relative size.
@@ -87,7 +87,7 @@ class EffectResult:
     was unstable, a sample was empty or the max activation is unknown.
     """
 
-    index: int
+    index: int | None
     strength: float
     kl: float
     push: float

@@ -1,4 +1,4 @@
-"""Measured effects in the database, and as files that travel with an SAE.
+"""Measured effects in the database, and those of features as files that travel with an SAE.
 
 A file is JSON lines, optionally gzipped. Its first line describes the measurement, every other line one feature. A
 line without a strength has only the output tokens::
@@ -27,7 +27,7 @@ from django.utils import timezone
 from core.text import is_storable
 from steering.effects.recipe import VERSION, EffectRecipe, EffectResult, Sample
 from steering.features.label_files import MAX_PROBLEMS, read_records
-from steering.models import SAE, Feature, FeatureEffect
+from steering.models import SAE, Feature, FeatureEffect, PlainVector, VectorEffect
 from steering.profiles.snapshot import registered_saes
 from steering.spec.errors import InvalidSpecError, Problem
 from steering.spec.fields import Fields
@@ -60,27 +60,19 @@ def store_effects(
     *, sae: SAE, results: Iterable[EffectResult], recipe: str, measured_at: datetime, is_imported: bool = False
 ) -> int:
     """Insert or replace the effects of features, and return their number."""
-    found = {result.index: result for result in results}
+    found = {result.index: result for result in results if result.index is not None}
     pks = dict(Feature.objects.filter(sae=sae, index__in=found).values_list("index", "pk"))
     rows = [
         FeatureEffect(
             sae=sae,
             feature_id=pks[index],
-            strength=result.strength,
-            kl=result.kl,
-            push=result.push,
-            is_capped=result.is_capped,
             output_score=result.output_score,
             base_output_score=result.base_output_score,
             steered_activation=result.steered_activation,
             base_activation=result.base_activation,
-            fluency=result.fluency,
             steers_well=result.steers_well,
-            curve=[list(point) for point in result.curve],
-            samples=[{"prompt": one.prompt, "before": one.before, "after": one.after} for one in result.samples],
-            recipe=recipe,
             is_imported=is_imported,
-            measured_at=measured_at,
+            **_calibrated(result, recipe, measured_at),
         )
         for index, result in found.items()
         if index in pks
@@ -91,13 +83,50 @@ def store_effects(
     return len(rows)
 
 
+def _calibrated(result: EffectResult, recipe: str, measured_at: datetime) -> dict[str, Any]:
+    """Return the columns that effects of features and of vectors have in common."""
+    return {
+        "strength": result.strength,
+        "kl": result.kl,
+        "push": result.push,
+        "is_capped": result.is_capped,
+        "fluency": result.fluency,
+        "curve": [list(point) for point in result.curve],
+        "samples": [{"prompt": one.prompt, "before": one.before, "after": one.after} for one in result.samples],
+        "recipe": recipe,
+        "measured_at": measured_at,
+    }
+
+
+def store_vector_effect(
+    *,
+    vector: PlainVector,
+    result: EffectResult,
+    output_tokens: Sequence[tuple[str, float]],
+    recipe: str,
+    measured_at: datetime,
+    is_imported: bool = False,
+) -> None:
+    """Insert or replace the effect of a vector, with the tokens that it makes the model write."""
+    values = {
+        **_calibrated(result, recipe, measured_at),
+        "output_tokens": _tokens(output_tokens),
+        "is_imported": is_imported,
+    }
+    VectorEffect.objects.update_or_create(vector=vector, defaults=values)
+
+
 @transaction.atomic
 def store_output_tokens(*, sae: SAE, found: Mapping[int, Sequence[tuple[str, float]]]) -> int:
     """Replace the output tokens of features, by index, and return the number of features."""
     rows = list(Feature.objects.filter(sae=sae, index__in=found).only("pk", "index"))
     for row in rows:
-        row.output_tokens = [[text, _short(part)] for text, part in found[row.index] if is_storable(text)]
+        row.output_tokens = _tokens(found[row.index])
     return Feature.objects.bulk_update(rows, ["output_tokens"], batch_size=_BATCH)
+
+
+def _tokens(found: Sequence[tuple[str, float]]) -> list[list[Any]]:
+    return [[text, _short(part)] for text, part in found if is_storable(text)]
 
 
 def not_measured(feature: Feature) -> str:

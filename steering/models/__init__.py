@@ -5,7 +5,7 @@ Import every model from here; start with ``profiles`` for what requests name.
 
 from __future__ import annotations
 
-from steering.models.effects import FeatureEffect
+from steering.models.effects import FeatureEffect, VectorEffect
 from steering.models.evaluations import Evaluation, HeadlineKL
 from steering.models.profiles import (
     VERSION_IS_IMMUTABLE,
@@ -38,6 +38,7 @@ __all__ = [
     "ProfileVersionQuerySet",
     "SteeringPolicy",
     "SteeringProfile",
+    "VectorEffect",
     "VectorSet",
     "VersionSAE",
     "VersionVector",

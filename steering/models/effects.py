@@ -1,4 +1,4 @@
-"""Measured effects of features on the model's output."""
+"""Measured effects of features and vectors on the model's output."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from django.db import models
 
 from steering.models.saes import SAE, Feature
+from steering.models.vectors import PlainVector
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,28 +21,15 @@ BREAKING_FLUENCY = 2.0
 _POWERS = (1.0, 4.0)
 
 
-class FeatureEffect(models.Model):
-    """The effect of adding a feature at its calibrated strength, see :mod:`steering.effects.recipe`."""
+class CalibratedEffect(models.Model):
+    """The effect of adding a direction at its calibrated strength, see :mod:`steering.effects.recipe`."""
 
-    feature = models.OneToOneField(Feature, on_delete=models.CASCADE, related_name="effect")
-    sae = models.ForeignKey(SAE, on_delete=models.CASCADE, related_name="effects")
     strength = models.FloatField(help_text="Calibrated strength (raw); 0 if steering was unstable at every strength.")
     kl = models.FloatField("KL", help_text="KL(unsteered || steered) there, in nats per token of neutral text.")
     push = models.FloatField("relative size", help_text="Relative size of the step.")
     is_capped = models.BooleanField(default=False, help_text="The target was not reached below the cap.")
-    output_score = models.FloatField(
-        null=True, blank=True, help_text="Probability of the feature's own first tokens, weighted by rank."
-    )
-    base_output_score = models.FloatField(null=True, blank=True, help_text="The same without steering.")
-    steered_activation = models.FloatField(
-        null=True, blank=True, help_text="Mean activation on steered samples, read unsteered, relative to the maximum."
-    )
-    base_activation = models.FloatField(null=True, blank=True, help_text="The same on unsteered samples.")
     fluency = models.FloatField(
         null=True, blank=True, help_text="Perplexity of steered samples over that of unsteered ones."
-    )
-    steers_well = models.FloatField(
-        default=0.0, help_text="Larger gain of the output score and of the activation, times fluency: 0 to 1."
     )
     curve = models.JSONField(default=list, blank=True, help_text="Strengths (raw) and divergences that were tried.")
     samples = models.JSONField(default=list, blank=True, help_text="Prompts with answers before and after.")
@@ -50,27 +38,11 @@ class FeatureEffect(models.Model):
     measured_at = models.DateTimeField()
 
     class Meta:
-        indexes = (models.Index(fields=("sae", "-steers_well"), name="feature_steers_well"),)
-
-    def __str__(self) -> str:
-        return f"effect of {self.feature}"
-
-    @property
-    def in_max_act(self) -> float | None:
-        """The calibrated strength in max activations of the feature; None if that number is unknown."""
-        return self.strength / self.feature.max_activation if self.feature.max_activation else None
+        abstract = True
 
     def in_unit(self, unit: str) -> float | None:
         """Return the calibrated strength in a unit of strengths; None if the unit's scale is unknown."""
-        if unit == "raw":
-            return self.strength
-        if unit == "max_act":
-            return self.in_max_act
-        if unit in ("p99", "p999"):
-            quantiles = self.feature.quantiles
-            return self.strength / getattr(quantiles, unit) if quantiles else None
-        norm, length = self.sae.reference_norm, self.feature.decoder_norm
-        return self.strength * length / norm if norm and length else None
+        raise NotImplementedError
 
     @property
     def levels(self) -> tuple[float, float] | None:
@@ -93,6 +65,59 @@ class FeatureEffect(models.Model):
     @property
     def sample_pairs(self) -> list[Mapping[str, Any]]:
         return [sample for sample in self.samples if sample.get("after")]
+
+
+class FeatureEffect(CalibratedEffect):
+    """The effect of a feature of an SAE."""
+
+    feature = models.OneToOneField(Feature, on_delete=models.CASCADE, related_name="effect")
+    sae = models.ForeignKey(SAE, on_delete=models.CASCADE, related_name="effects")
+    output_score = models.FloatField(
+        null=True, blank=True, help_text="Probability of the feature's own first tokens, weighted by rank."
+    )
+    base_output_score = models.FloatField(null=True, blank=True, help_text="The same without steering.")
+    steered_activation = models.FloatField(
+        null=True, blank=True, help_text="Mean activation on steered samples, read unsteered, relative to the maximum."
+    )
+    base_activation = models.FloatField(null=True, blank=True, help_text="The same on unsteered samples.")
+    steers_well = models.FloatField(
+        default=0.0, help_text="Larger gain of the output score and of the activation, times fluency: 0 to 1."
+    )
+
+    class Meta:
+        indexes = (models.Index(fields=("sae", "-steers_well"), name="feature_steers_well"),)
+
+    def __str__(self) -> str:
+        return f"effect of {self.feature}"
+
+    @property
+    def in_max_act(self) -> float | None:
+        """The calibrated strength in max activations of the feature; None if that number is unknown."""
+        return self.strength / self.feature.max_activation if self.feature.max_activation else None
+
+    def in_unit(self, unit: str) -> float | None:
+        if unit == "raw":
+            return self.strength
+        if unit == "max_act":
+            return self.in_max_act
+        if unit in ("p99", "p999"):
+            quantiles = self.feature.quantiles
+            return self.strength / getattr(quantiles, unit) if quantiles else None
+        norm, length = self.sae.reference_norm, self.feature.decoder_norm
+        return self.strength * length / norm if norm and length else None
+
+
+class VectorEffect(CalibratedEffect):
+    """The effect of a registered vector. ``output_tokens``: the tokens that it makes the model write, with parts."""
+
+    vector = models.OneToOneField(PlainVector, on_delete=models.CASCADE, related_name="effect")
+    output_tokens = models.JSONField(default=list, blank=True, help_text="Tokens that it makes the model write.")
+
+    def __str__(self) -> str:
+        return f"effect of {self.vector}"
+
+    def in_unit(self, unit: str) -> float | None:
+        return {"raw": self.strength, "resid_norm": self.push}.get(unit)
 
 
 def _strength_at(kl: float, points: list[tuple[float, float]]) -> float:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from steering.models import Evaluation, Feature, FeatureEdit, FeatureEffect, SteeringProfile
-from steering.models.effects import BREAKING_FLUENCY
+from steering.models import Evaluation, Feature, FeatureEdit, PlainVector, SteeringProfile
+from steering.models.effects import BREAKING_FLUENCY, CalibratedEffect
 from steering.profiles.display import coefficient_text
 from steering.profiles.draft_form import DraftCard
 from steering.profiles.drafts import edit_of
@@ -115,7 +115,7 @@ class CalibratedStrength:
 class EditPreview:
     """The preview of one edit: of the card named by ``prefix``, if any. With a ``problem``, other fields are empty.
 
-    ``curve`` has the strengths (raw) and divergences that were measured for an added feature.
+    ``curve`` has the strengths (raw) and divergences that were measured for an added feature or vector.
     """
 
     prefix: str
@@ -146,18 +146,23 @@ def _card_preview(card: DraftCard, calibrated: Mapping[object, CalibratedStrengt
         edit = edit_of(card.row)
     except InvalidSpecError as error:
         return EditPreview(prefix, problem=error.problems[0].message)
-    return preview_edit(edit, card.row.feature, calibrated, prefix=prefix)
+    return preview_edit(edit, card.row.feature or card.row.plain_vector, calibrated, prefix=prefix)
 
 
 def preview_edit(
-    edit: EditSpec, feature: Feature | None, calibrated: Mapping[object, CalibratedStrength], *, prefix: str = ""
+    edit: EditSpec,
+    source: Feature | PlainVector | None,
+    calibrated: Mapping[object, CalibratedStrength],
+    *,
+    prefix: str = "",
 ) -> EditPreview:
-    """Return the preview of an edit of ``feature``, or of one that is not of a feature."""
+    """Return the preview of an edit of ``source``, or of one that is not registered."""
     try:
         words, coefficient, push = describe_edit(edit), coefficient_text(edit), edit.push
     except MissingScaleError as error:
         return EditPreview(prefix, problem=str(error))
-    effect: FeatureEffect | None = getattr(feature, "effect", None) if edit.operation == "add" else None
+    feature = source if isinstance(source, Feature) else None
+    effect: CalibratedEffect | None = getattr(source, "effect", None) if edit.operation == "add" else None
     scale = strength_scale(edit)
     if scale is not None and effect is not None:
         scale = replace(scale, levels=effect.levels)
@@ -167,8 +172,8 @@ def preview_edit(
     return EditPreview(prefix, words, coefficient, figure, push, scale, found, curve, _warning(feature))
 
 
-def _measured(effect: FeatureEffect | None, edit: EditSpec) -> CalibratedStrength | None:
-    """Return the calibrated strength of the edit's feature, in the unit of the edit."""
+def _measured(effect: CalibratedEffect | None, edit: EditSpec) -> CalibratedStrength | None:
+    """Return the calibrated strength of the edit's feature or vector, in the unit of the edit."""
     strength = effect.in_unit(edit.unit) if effect is not None and effect.strength else None
     if effect is None or strength is None:
         return None

@@ -21,7 +21,7 @@ from inference.steering_refs import PublishedVersion
 from steering.errors import InlineSteeringError
 from steering.model_shape import ModelShape, read_model_shape
 from steering.models import SAE, Feature, PlainVector, VectorSet
-from steering.profiles.auto_strength import with_auto_strengths
+from steering.profiles.auto_strength import AUTO, with_auto_strengths
 from steering.profiles.drafts import feature_target, norms_of, registered_to_json, sae_identity, vector_to_json
 from steering.profiles.snapshot import registered_saes, source_of
 from steering.spec.edit import EditSpec, FeatureTarget, SiteTarget, VectorTarget
@@ -261,7 +261,8 @@ def _vector_edit(item: Any, path: str, model_name: str, saes: Mapping[str, SAE],
     given = {name: item[name] for name in _PLACE if name in item}
     if "reference_norm" in given:
         given = {"typical_norm": given["reference_norm"], **given}
-    edit = {"unit": "raw", **rest, "vector": vector_to_json(given, norms)}
+    defaults = {} if rest.get("strength") == AUTO else {"unit": "raw"}
+    edit = {**defaults, **rest, "vector": vector_to_json(given, norms)}
     return _with_places(edit, path, model_name, saes)
 
 

@@ -135,7 +135,7 @@ class ProfileResolver:
 def _auto(inline: object, version: PublishedVersion | None) -> tuple[AutoStrength, ...]:
     if version is None or not isinstance(inline, dict):
         return ()
-    return auto_strengths(inline.get("features"), version.edits)
+    return auto_strengths([*inline.get("features", ()), *inline.get("vectors", ())], version.edits)
 
 
 def find_version(profiles: PublishedProfiles, model: int, model_name: str, reference: str) -> PublishedVersion:

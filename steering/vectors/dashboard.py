@@ -14,11 +14,12 @@ import numpy as np
 from django.contrib import admin
 from django.contrib.admin.utils import quote
 from django.core.exceptions import PermissionDenied
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 
 from core.errors import MillmError
+from steering.effects.job import request_vector_effects
 from steering.errors import SteeringError
 from steering.evaluation.headline import find_headlines
 from steering.features.admin import TEST_PERMISSION, lens_context
@@ -27,7 +28,17 @@ from steering.features.forms import MAX_TESTED
 from steering.features.logit_lens import VectorLensTarget
 from steering.features.neighbours import find_features_near
 from steering.features.tested_text import products_on
-from steering.models import SAE, Evaluation, FeatureEdit, HeadlineKL, PlainVector, ProfileVersion, VectorSet, WatchRule
+from steering.models import (
+    SAE,
+    Evaluation,
+    FeatureEdit,
+    HeadlineKL,
+    PlainVector,
+    ProfileVersion,
+    VectorEffect,
+    VectorSet,
+    WatchRule,
+)
 from steering.profiles.drafts import edit_of, mean_norms
 from steering.profiles.edit_preview import calibrated_strength, edit_choices
 from steering.profiles.snapshot import source_of
@@ -72,16 +83,18 @@ class VectorPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
     """The views of a set's page beside Django's own."""
 
     def get_urls(self) -> list[Any]:
+        effects = self.admin_site.admin_view(self.effects_view)
         pages = (("lens", self.lens_view), ("neighbours", self.neighbours_view), ("test", self.test_view))
         own = [
             path(f"vectors/<int:pk>/{name}/", self.admin_site.admin_view(view), name=f"steering_vectorset_{name}")
             for name, view in pages
         ]
+        own.append(path("<int:pk>/effects/", effects, name="steering_vectorset_effects"))
         return [*own, *super().get_urls()]
 
     def vector_context(self, request: HttpRequest, vector_set: VectorSet) -> dict[str, Any]:
         """Return what the page shows of the selected vector; nothing for a set without vectors."""
-        vectors = list(vector_set.vectors.defer("data"))
+        vectors = list(vector_set.vectors.select_related("effect").defer("data"))
         chosen = request.GET.get("vector", "")
         vector = next((one for one in vectors if str(one.pk) == chosen), vectors[0] if vectors else None)
         if vector is None:
@@ -95,6 +108,8 @@ class VectorPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
             "residual_norm": f"{norm:.3g}" if norm else "",
             "push": f"{vector.norm / norm:.3g}" if norm else "",
             "uses": uses,
+            "effect": getattr(vector, "effect", None),
+            "may_measure": self.has_change_permission(request, vector_set),
             "evaluations": _evaluations(request, vector),
             "rules": WatchRule.objects.filter(vector=vector)
             if request.user.has_perm("steering.view_watchrule")
@@ -136,6 +151,20 @@ class VectorPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
             context["tested"] = [centred_row(found["tokens"], found["values"])] if found["tokens"] else []
         return TemplateResponse(request, "admin/steering/feature/tested.html", context)
 
+    def effects_view(self, request: HttpRequest, pk: int) -> HttpResponse:
+        """Start the job that measures the effects of the set's vectors."""
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        vector_set = self.get_object(request, str(pk))
+        if vector_set is None:
+            raise Http404
+        if not self.has_change_permission(request, vector_set):
+            raise PermissionDenied
+        replaces = "replaces" in request.POST
+        job = request_vector_effects(vector_set=vector_set, replaces=replaces, owner=request.user)  # type: ignore[arg-type]  # staff
+        self.log_change(request, vector_set, "Started measuring effects.")
+        return HttpResponseRedirect(reverse("admin:jobs_job_change", args=[job.pk]))
+
     def _seen(self, request: HttpRequest, pk: int) -> PlainVector:
         found = visible_vectors(request.user).select_related("vector_set__model").filter(pk=pk).first()
         if found is None:
@@ -147,13 +176,16 @@ class VectorPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
 
 def _trial(vector_set: VectorSet, vector: PlainVector, norm: float | None) -> dict[str, Any]:
     """Return what the panel needs that steers with the vector: the edit that it begins with, and what it offers."""
+    effect: VectorEffect | None = getattr(vector, "effect", None)
+    unit = "resid_norm" if norm else "raw"
+    calibrated = effect.in_unit(unit) if effect is not None else None
     edit = {
         "set": vector_set.name,
         "layer": vector.layer,
         "site": vector.site,
         "operation": "add",
-        "strength": DEFAULT_PUSH if norm else 1.0,
-        "unit": "resid_norm" if norm else "raw",
+        "strength": float(f"{calibrated:.4g}") if calibrated else DEFAULT_PUSH if norm else 1.0,
+        "unit": unit,
         "phase": "both",
     }
     sae = SAE.objects.filter(model=vector_set.model_id).order_by("name").values_list("name", flat=True).first()

@@ -18,8 +18,7 @@ from steering.errors import IncompatibleSAEError
 from steering.exchange.documents import read_document
 from steering.model_shape import read_model_shape
 from steering.models import VectorSet
-from steering.residuals import EnginePromptReader, PromptReader
-from steering.spec.edit import SINK_FACTOR
+from steering.residuals import EnginePromptReader, PromptReader, ordinary_tokens
 from steering.spec.errors import InvalidSpecError, Problem
 from steering.spec.fields import Fields, describe
 from steering.vectors.directions import METHODS, Method, direction
@@ -181,18 +180,15 @@ def _extract(job: RunningJob, params: ExtractionParams, reader: PromptReader) ->
 
 def _add(side: _Sides, rows: Sequence[NDArray[np.float32]], position: Position) -> None:
     """Add residuals ``[tokens, d]`` of prompts, positive and negative ones alternating."""
-    import numpy as np
-
     for number, values in enumerate(rows):
         if not len(values):
             raise ValueError(
                 f"The prompt {number // 2} has only special tokens, or only a first token, so nothing can be captured "
                 "from it."
             )
-        norms = np.linalg.norm(values.astype(np.float64), axis=1)
-        is_ordinary = norms <= SINK_FACTOR * np.median(norms)
-        side.norm_sum += float(norms[is_ordinary].sum())
-        side.num_tokens += int(is_ordinary.sum())
+        is_ordinary, norms = ordinary_tokens(values)
+        side.norm_sum += float(norms.sum())
+        side.num_tokens += len(norms)
         one = values[-1] if position == "last" else values[is_ordinary].mean(axis=0)
         (side.positive if number % 2 == 0 else side.negative).append(one)
 

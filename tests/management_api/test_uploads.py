@@ -16,6 +16,7 @@ from uuid import uuid4
 import numpy as np
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
+from django.utils import timezone
 
 from audit.models import AuditEvent
 from inference.models import LanguageModel
@@ -24,8 +25,10 @@ from jobs.periodic import enqueue_due
 from openai_api.http.file_uploads import accepts_files, body_limit, upload_refusal
 from steering import services
 from steering.corpora.corpus_registry import open_corpus
+from steering.effects.recipe import EffectResult
+from steering.effects.store import store_vector_effect
 from steering.model_shape import read_model_shape
-from steering.models import SAE, SteeringProfile, VectorSet
+from steering.models import SAE, PlainVector, SteeringProfile, VectorSet
 from steering.sae_registry.jobs import request_sae
 from steering.sae_registry.registration import SAELocation
 from steering.sae_registry.uploads import abandoned_uploads, has_abandoned_uploads, run_prune_uploads, uploads_folder
@@ -84,6 +87,31 @@ class TestVectors:
         found = [np.frombuffer(base64.b64decode(one["values"]), "<f4") for one in data]
         np.testing.assert_array_equal(found, [values, 2 * values])
         assert AuditEvent.objects.get(action="vectors").user == "rita"
+
+    def test_effects_are_measured_by_a_job_and_shown(self, researcher_api: Api, model: LanguageModel):
+        content = npz(**{"direction.0": np.ones(width_of(model), np.float32)})
+        made = send(researcher_api, "vectors", {"file": ("calm.npz", content)}, name="calm", model=model.pk).json()
+        assert made["vectors"][0]["effect"] is None
+        asked = {"target": 0.2, "prompts": ["Tell me a story."], "replaces": True}
+        response = researcher_api.post(f"vectors/{made['id']}/effects", asked)
+        assert (response.status_code, response.json()["kind"]) == (202, "steering.vector_effects")
+        params = Job.objects.get().params
+        assert (params["vector_set"], params["recipe"]["target"], params["replaces"]) == (made["id"], 0.2, True)
+        for wrong, param in (({"target": 0}, "target"), ({"prompts": []}, "prompts"), ({"features": [1]}, "features")):
+            refused = researcher_api.post(f"vectors/{made['id']}/effects", wrong)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+        assert researcher_api.post("vectors/1000000/effects", {}).status_code == 404
+        result = EffectResult(None, 2.0, 0.3, 0.4, is_capped=True, curve=((2.0, 0.3),))
+        store_vector_effect(
+            vector=PlainVector.objects.get(),
+            result=result,
+            output_tokens=[(" rain", 0.1)],
+            recipe="r",
+            measured_at=timezone.now(),
+        )
+        effect = researcher_api.get(f"vectors/{made['id']}").json()["vectors"][0]["effect"]
+        assert (effect["strength"], effect["is_capped"], effect["fluency"]) == (2.0, True, None)
+        assert (effect["curve"], effect["output_tokens"]) == ([[2.0, 0.3]], [[" rain", 0.1]])
 
     @pytest.mark.parametrize(
         ("file", "fields", "param"),

@@ -30,7 +30,7 @@ from steering.effects import job as effects_job
 from steering.effects import probe as effects_probe
 from steering.effects.job import live_features, open_lens, request_effects, run_effects
 from steering.effects.output_tokens import NUM_TOKENS, PUSH, output_tokens
-from steering.effects.probe import EffectProbe, MeasuredFeature
+from steering.effects.probe import EffectProbe, MeasuredDirection
 from steering.effects.recipe import OPENINGS, EffectRecipe, EffectResult, Sample, output_score
 from steering.effects.store import (
     export_effects,
@@ -328,12 +328,12 @@ class TestInTheEngine:
 
     def probe(self, sae, runner, recipe=QUICK) -> EffectProbe:
         ready = runner.run(get_registry().ready(sae.model.name))
-        return runner.run(EffectProbe.prepare(get_client(), ready, source_of(sae), sae_identity(sae).site, recipe))
+        return runner.run(EffectProbe.prepare(get_client(), ready, recipe, source_of(sae), sae_identity(sae).site))
 
-    def features(self, sae, probe, *indices) -> list[MeasuredFeature]:
+    def features(self, sae, probe, *indices) -> list[MeasuredDirection]:
         rows = list(Feature.objects.filter(sae=sae, index__in=indices).select_related("sae").order_by("index"))
         lens = open_lens(sae, probe.model.vocab_size, pytest.fail)([row.index for row in rows])
-        return [MeasuredFeature(feature_target(row), ids) for row, ids in zip(rows, lens, strict=True)]
+        return [MeasuredDirection(feature_target(row), ids) for row, ids in zip(rows, lens, strict=True)]
 
     def test_figures_are_those_of_transformers(self, demo, monkeypatch):
         """KL(unsteered || steered) on the unsteered answers, output score and activations, by hooks of the test."""

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from django.core.management import call_command
+from django.utils import timezone
 from safetensors.torch import save_file
 
 from inference.models import LanguageModel
@@ -21,7 +22,7 @@ from jobs.models import Job
 from steering import services
 from steering.demo.install import TINY, Demo, install_demo
 from steering.demo.packaged_model import DemoError
-from steering.models import SAE, FeatureEdit, PlainVector, ProfileVersion, SteeringProfile, VectorSet
+from steering.models import SAE, FeatureEdit, PlainVector, ProfileVersion, SteeringProfile, VectorEffect, VectorSet
 from tests.steering.conftest import write_model_config
 from tests.steering.sae_files import random_weights, write_sae
 
@@ -178,6 +179,26 @@ def test_vectors_are_installed_with_the_profiles_that_use_them(artifacts):
     assert install_demo(demo_in(artifacts)).published == ("calm@2",)
     assert VectorSet.objects.count() == 2
     assert FeatureEdit.objects.get().plain_vector.vector_set.name == "calm"
+
+
+def test_effects_of_vectors_are_installed_with_them_and_later(artifacts):
+    write_vectors(artifacts, seed=1)
+    install_demo(demo_in(artifacts))  # an earlier version of the demo had none
+    assert not VectorEffect.objects.exists()
+    sample = {"prompt": "Tell me a story.", "before": "A cat sat.", "after": "A calm sea."}
+    effect = {"strength": 2.0, "kl": 0.6, "push": 0.4, "is_capped": False, "fluency": 1.2, "curve": [[2.0, 0.6]]}
+    effect |= {"samples": [sample], "output_tokens": [[" calm", 0.2]]}
+    found = {"recipe": "r", "vectors": {"calm": {"1": effect}}}
+    (artifacts / "vector_effects.json").write_text(json.dumps(found))
+    install_demo(demo_in(artifacts))
+    row = VectorEffect.objects.get()
+    assert (row.vector.vector_set.name, row.in_unit("resid_norm"), row.is_imported) == ("calm", 0.4, True)
+    assert (row.samples, row.output_tokens, row.curve) == ([sample], [[" calm", 0.2]], [[2.0, 0.6]])
+    row.delete()
+    own = {"strength": 1.0, "kl": 0.1, "push": 0.1, "recipe": "own", "measured_at": timezone.now()}
+    VectorEffect.objects.create(vector=row.vector, **own)
+    install_demo(demo_in(artifacts))
+    assert VectorEffect.objects.get().recipe == "own"
 
 
 def write_vectors(folder: Path, *, seed: int) -> None:

@@ -89,7 +89,7 @@ export class Find {
     const add = card.querySelector("[data-act=add]");
     add.setAttribute("aria-label", `Add ${name.textContent}`);
     add.addEventListener("click", () => this._add(feature));
-    card.querySelector(".studio-card-facts").append(...(feature.set ? [feature.facts] : facts(feature)));
+    card.querySelector(".studio-card-facts").append(...(feature.set ? vectorFacts(feature) : facts(feature)));
     const examples = card.querySelector(".studio-card-examples");
     examples.append(...feature.examples.map(example));
     if (!feature.examples.length && feature.sample) examples.append(sample(feature.sample));
@@ -106,9 +106,11 @@ function facts({ steersWell, strength, tokens, outputs }) {
     parts.push(meter, strength === null ? " unstable" : "");
   } else parts.push("effect not measured");
   if (tokens.length) parts.push(` · fires on ${words(tokens)}`);
-  if (outputs.length) parts.push(` · writes ${words(outputs)}`);
-  return parts;
+  return [...parts, ...writes(outputs)];
 }
+
+const vectorFacts = (vector) => [vector.facts, ...writes(vector.outputs)];
+const writes = (outputs) => outputs.length ? [` · writes ${words(outputs)}`] : [];
 
 const words = (tokens) => tokens.map((token) => token.trim() || JSON.stringify(token)).join(", ");
 
