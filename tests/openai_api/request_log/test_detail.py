@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from django.conf import settings
+from django.contrib.admin.utils import quote
 from django.contrib.auth.models import User
 from django.test import Client
 
@@ -89,6 +90,18 @@ def test_ids_of_clients_lead_to_their_row(auditor: Client, number: int):
     found = auditor.get(link.replace("&#x27;", "'").replace("&amp;", "&"))
     assert found.status_code == 200
     assert found.context["original"].pk == pk
+
+
+@pytest.mark.parametrize("page", ["change", "replay"])
+def test_ids_in_addresses_are_found_as_they_are(page: str):
+    """The admin's own links escape "_", others don't, and the admin takes "_26" for an escaped "&"."""
+    pk = "req_2698c67932e949c0bba637da89fd0726"
+    row(1, id=pk, endpoint="/v1/chat/completions", parameters={"max_tokens": 1})
+    client = Client()
+    client.force_login(User.objects.create_superuser("root"))
+    for written in (pk, quote(pk)):
+        assert client.get(f"{LOG}{written}/{page}/").status_code == 200
+    assert client.get(f"{LOG}{pk}0/{page}/").status_code in {302, 404}
 
 
 def test_who_may_see_no_texts_sees_numbers_only(watcher: Client):
