@@ -24,6 +24,7 @@ DEPLOY = PROJECT_DIR / "deploy"
 PAGE = (PROJECT_DIR / "docs" / "deployment.md").read_text()
 FILES = sorted(DEPLOY.iterdir())
 OF_COMPOSE = {"MILLM_DB_PASSWORD"}  # read by compose itself
+TRITON = {"torch==2.13.0": "triton==3.7.1"}  # what builds of torch for CUDA require exactly
 HEALTH = re.compile(r"/health(?:/\w+)?")
 
 
@@ -115,6 +116,16 @@ def test_the_image_installs_the_project_s_own_requirements() -> None:
     assert any(one.startswith("torch==") for one in listed)
     ignored = (PROJECT_DIR / ".dockerignore").read_text().split()
     assert {".git", ".venv*", "var"} <= set(ignored)
+
+
+def test_torch_for_cuda_can_be_installed_with_the_constraints() -> None:
+    """torch for the CPU has no such requirement, so nothing else notices another version of Triton."""
+    pins = (PROJECT_DIR / "constraints.txt").read_text().splitlines()
+    [torch] = [pin for pin in pins if pin.startswith("torch==")]
+    assert [pin for pin in pins if pin.startswith("triton==")] == [TRITON[torch]]
+    assert [pin for pin in pins if pin.startswith(("nvidia-", "cuda-"))] == []  # torch pins them itself
+    oracles = tomllib.loads((PROJECT_DIR / "pyproject.toml").read_text())["project"]["optional-dependencies"]["oracles"]
+    assert TRITON[torch] in {one.partition(";")[0] for one in oracles}
 
 
 def test_compose_starts_the_image_with_a_healthy_database() -> None:
