@@ -17,6 +17,7 @@ from millm_site.env import Environment, environment
 
 EMBEDDED = "millm_site.embedded_postgres"
 RECONNECT_S = 4.0
+MIN_PGVECTOR = (0, 8)  # has iterative scans of indexes
 LISTENERS = 2  # connections of a process outside its pool: for changes, and for jobs
 
 
@@ -115,6 +116,39 @@ def stop_embedded() -> bool:
         if isinstance(connection, DatabaseWrapper):
             connection.close_pool()
     return server.stop_if_unused()
+
+
+def database_problem() -> str:
+    """Return why the server of MILLM_DATABASE_URL cannot be used, otherwise "". The embedded one always can."""
+    from django.db import connection
+
+    if connection.settings_dict["ENGINE"] == EMBEDDED:
+        return ""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT current_setting('server_encoding'), coalesce("
+            "(SELECT extversion FROM pg_extension WHERE extname = 'vector'), "
+            "(SELECT default_version FROM pg_available_extensions WHERE name = 'vector'), '')"
+        )
+        encoding, pgvector = cursor.fetchone()
+    return problem_of(encoding, pgvector)
+
+
+def problem_of(encoding: str, pgvector: str) -> str:
+    """Return what is wrong with a database of this encoding and version of pgvector ("" if it is missing)."""
+    if encoding != "UTF8":
+        return (
+            f"The database has the encoding {encoding}, but miLLM needs UTF8. Create another one: "
+            "CREATE DATABASE millm ENCODING 'UTF8' TEMPLATE template0."
+        )
+    if not pgvector:
+        return "The database server does not have the extension pgvector. Install it there, version 0.8 or newer."
+    if tuple(int(number) for number in pgvector.split(".")[:2]) < MIN_PGVECTOR:
+        return (
+            f"The database has pgvector {pgvector}, but miLLM needs 0.8 or newer. Install it on the database server; "
+            "if an older version is in use, run ALTER EXTENSION vector UPDATE."
+        )
+    return ""
 
 
 def connections_warning(num_processes: int) -> str:

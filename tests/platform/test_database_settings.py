@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from millm_site.database import database_settings, parse_database_url
+from millm_site.database import database_settings, parse_database_url, problem_of
 from millm_site.embedded_postgres.cluster import MAX_SOCKET_PATH, socket_dir_for
 from millm_site.env import Environment
 
@@ -48,6 +48,23 @@ def test_no_url_means_the_embedded_server(home: Path) -> None:
     assert (entry["ENGINE"], entry["USER"]) == ("millm_site.embedded_postgres", "millm")
     assert entry["HOST"] == str(home / "postgres")
     assert not (home / "postgres").exists()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "pgvector", "expected"),
+    [
+        ("UTF8", "0.8.0", ""),
+        ("UTF8", "0.10.1", ""),
+        ("UTF8", "1.0", ""),
+        ("UTF8", "0.7.4", "has pgvector 0.7.4"),
+        ("UTF8", "", "does not have the extension pgvector"),
+        ("SQL_ASCII", "0.8.0", "has the encoding SQL_ASCII"),
+    ],
+)
+def test_database_needs_utf8_and_a_recent_pgvector(encoding: str, pgvector: str, expected: str) -> None:
+    problem = problem_of(encoding, pgvector)
+    assert expected in problem
+    assert bool(problem) is bool(expected)
 
 
 def test_socket_lies_in_the_data_folder_unless_the_path_is_too_long() -> None:

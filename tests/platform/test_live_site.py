@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from tests import live
 from tests.conftest import LiveSite, bare_site, site_environment
@@ -82,6 +86,27 @@ def test_database_without_migrations_is_refused(tmp_path: Path, empty_database_u
     with live.running([sys.executable, "manage.py", "serve"], site_environment(empty_database_url, tmp_path)) as server:
         server.wait_for("manage.py migrate")
         assert server.process.wait(live.PATIENCE_S) == 1
+
+
+def test_database_of_another_encoding_is_refused(tmp_path: Path) -> None:
+    with (
+        ascii_database() as url,
+        live.running([sys.executable, "manage.py", "serve", "--setup"], site_environment(url, tmp_path)) as server,
+    ):
+        server.wait_for("has the encoding SQL_ASCII, but miLLM needs UTF8")
+        assert server.process.wait(live.PATIENCE_S) == 1
+    assert "Traceback" not in server.output
+
+
+@contextmanager
+def ascii_database() -> Iterator[str]:
+    name = sql.Identifier(f"ascii_{os.getpid()}")
+    with psycopg.connect(live.maintenance_url("postgres"), autocommit=True) as server:
+        server.execute(sql.SQL("CREATE DATABASE {} ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0").format(name))
+        try:
+            yield live.maintenance_url(f"ascii_{os.getpid()}")
+        finally:
+            server.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(name))
 
 
 def test_database_that_is_away_is_explained(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from django.db import OperationalError
 
 from core.errors import MillmError
 from inference.services import ensure_model
-from millm_site.database import connections_warning, stop_embedded
+from millm_site.database import connections_warning, database_problem, stop_embedded
 from millm_site.first_run import Login, is_migrated, keep_first_password, set_up, welcome
 from millm_site.options import add_setting_options, option_of, unapplied_options
 from millm_site.serving import serving
@@ -126,6 +126,8 @@ class Command(BaseCommand):
 
     def _prepare(self, *, setup: bool, measure_demo: bool) -> Login | None:
         try:
+            if problem := database_problem():
+                raise CommandError(problem)
             if setup:
                 self._print("Preparing the database and the demo ...")
                 return set_up(measure_demo=measure_demo)
