@@ -8,8 +8,9 @@ import torch
 
 from inference.engine.errors import LoadError
 from inference.engine.kernels import native
+from inference.engine.models import loader
 from inference.engine.models.facts import ModelSpec
-from inference.engine.models.loader import load_model
+from inference.engine.models.loader import load_model, resolve_device
 from tests.builders import ARCHITECTURES, build_model
 
 
@@ -112,3 +113,13 @@ def test_a_device_that_is_not_there(tmp_path, device, message):
 def test_an_unknown_dtype(tmp_path):
     with pytest.raises(LoadError, match="dtype must be one of"):
         load_model(ModelSpec("m", tmp_path, device="cpu", dtype="int3"))
+
+
+def test_the_device_auto_reports_once_that_torch_for_cuda_finds_no_gpu(monkeypatch, caplog):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    loader._report_missing_gpu.cache_clear()
+    with caplog.at_level("INFO", loader.__name__):
+        assert [resolve_device("auto").type for _ in range(2)] == ["cpu", "cpu"]
+    assert caplog.messages == ["torch is built for CUDA 13.0 but found no GPU. Models run on the CPU."]
+    loader._report_missing_gpu.cache_clear()

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -119,7 +120,10 @@ def check_dtype(name: str) -> None:
 def resolve_device(name: str) -> torch.device:
     """Return the device; ``auto`` is CUDA if available. Raise LoadError."""
     if name == "auto":
-        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+        if torch.cuda.is_available():
+            return torch.device("cuda:0")
+        _report_missing_gpu()
+        return torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -127,6 +131,13 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise LoadError(f"Device {name!r} does not exist: this machine has {torch.cuda.device_count()} CUDA devices.")
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+
+
+@cache
+def _report_missing_gpu() -> None:
+    """Log, once, that torch could use a GPU but found none, as in a container without access to it."""
+    if torch.version.cuda:
+        logger.info("torch is built for CUDA %s but found no GPU. Models run on the CPU.", torch.version.cuda)
 
 
 def from_pretrained(
