@@ -23,7 +23,7 @@ from millm_site.env import PROJECT_DIR, Environment
 DEPLOY = PROJECT_DIR / "deploy"
 PAGE = (PROJECT_DIR / "docs" / "deployment.md").read_text()
 FILES = sorted(DEPLOY.iterdir())
-OF_COMPOSE = {"MILLM_DB_PASSWORD"}  # read by compose itself
+OF_COMPOSE = {"MILLM_DB_PASSWORD", "MILLM_IMAGE", "MILLM_POSTGRES_IMAGE"}  # read by compose itself
 TRITON = {"torch==2.13.0": "triton==3.7.1"}  # what builds of torch for CUDA require exactly
 HEALTH = re.compile(r"/health(?:/\w+)?")
 
@@ -134,7 +134,9 @@ def test_compose_starts_the_image_with_a_healthy_database() -> None:
     assert accepts(millm["command"])
     assert (DEPLOY / millm["build"]["context"] / millm["build"]["dockerfile"]).resolve() == DEPLOY / "Containerfile"
     assert millm["depends_on"]["postgres"]["condition"] == "service_healthy"
-    assert "healthcheck" in services["postgres"]
+    assert services["postgres"]["image"] == "${MILLM_POSTGRES_IMAGE:-docker.io/pgvector/pgvector:pg18}"
+    assert services["postgres"]["volumes"] == ["postgres:/var/lib/postgresql"]  # the volume of the images since 18
+    assert "127.0.0.1" in services["postgres"]["healthcheck"]["test"]  # by TCP, which only the final server listens on
     assert seconds(millm["stop_grace_period"]) > float(millm["environment"]["MILLM_DRAIN_SECONDS"])
     mounted = {volume.split(":")[0] for service in services.values() for volume in service["volumes"]}
     assert mounted == set(compose()["volumes"])
