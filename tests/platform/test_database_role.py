@@ -87,6 +87,18 @@ def test_the_application_reads_and_writes_rows_and_nothing_else(home: Path) -> N
         keeper.leave()
 
 
+def test_rows_of_seed_load_are_analysed(home: Path) -> None:
+    """Only the owner may, and without statistics the planner chooses queries that are ten times slower."""
+    environment = {"MILLM_HOME": str(home)}
+    with using(home) as keeper:
+        live.manage("migrate", "--verbosity", "0", environment=environment)
+        live.manage("seed_load", "--rows", "30", "--features", "0", environment=environment)
+        with connected(home, APPLICATION) as session:
+            found = session.execute("SELECT reltuples FROM pg_class WHERE relname = 'openai_api_requestlog'")
+            assert found.fetchone() == (30,)
+        keeper.leave()
+
+
 def test_data_of_an_older_version_gets_the_role(home: Path) -> None:
     """Its tables were made when there was only the owner."""
     with using(home) as first:

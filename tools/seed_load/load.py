@@ -11,6 +11,7 @@ from django.utils import timezone
 from psycopg import sql
 
 from inference.models import LanguageModel
+from millm_site.database import as_owner
 from openai_api.keys.services import create_api_key
 from openai_api.models import ApiKey, RequestLog, RequestScore
 from steering.models import SAE, Feature, SteeringProfile
@@ -49,7 +50,7 @@ def seed_load(*, num_rows: int, num_features: int, is_forced: bool = False) -> S
             sae = _seed_sae(model, num_features)
             made = feature_rows.feature_rows(sae_id=sae.pk, count=num_features)
             _copy(Feature._meta.db_table, feature_rows.COLUMNS, made)
-    with connection.cursor() as cursor:
+    with as_owner(), connection.cursor() as cursor:  # others may not analyse, and the planner needs the statistics
         for table in (RequestLog, RequestScore, Feature):
             cursor.execute(sql.SQL("ANALYZE {}").format(sql.Identifier(table._meta.db_table)))
     return Seeded(num_rows, num_features)
