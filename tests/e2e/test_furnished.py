@@ -44,7 +44,7 @@ NO_PAGES = {
     "steering_feature_explanations",
     "steering_steeringprofile_measure",
     *("steering_sae_check", "steering_sae_load", "steering_sae_unload", "steering_sae_embed", "steering_sae_effects"),
-    "steering_sae_interpret",
+    *("steering_sae_interpret", "steering_vectorset_effects"),
     *("steering_steeringprofile_archive", "steering_steeringprofile_unarchive", "steering_steeringprofile_restore"),
     "steering_steeringprofile_confirm_import",
     *("webhooks_webhookendpoint_test", "webhooks_webhookdelivery_redeliver"),
