@@ -170,8 +170,10 @@ def _features(edits: Sequence[EditSpec]) -> dict[_Key | None, Feature | PlainVec
 
 def _vectors(edits: Sequence[EditSpec]) -> dict[_Key | None, Feature | PlainVector]:
     """Return the rows of the edits' registered vectors, with their effects, by one query."""
-    names = {edit.target.name for edit in edits if isinstance(edit.target, VectorTarget) and edit.target.name}
-    if not names:
+    targets = [edit.target for edit in edits if isinstance(edit.target, VectorTarget) and edit.target.name]
+    if not targets:
         return {}
-    rows = PlainVector.objects.filter(vector_set__name__in=names).select_related("vector_set", "effect")
+    places = {(target.name, target.site) for target in targets}
+    wanted = (Q(vector_set__name=name, layer=site.layer, site=site.kind) for name, site in places)
+    rows = PlainVector.objects.filter(reduce(or_, wanted)).select_related("vector_set", "effect")
     return {(row.vector_set.name, row.place, row.values): row for row in rows}

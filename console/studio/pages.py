@@ -36,7 +36,7 @@ from steering.profiles.edit_preview import edit_choices
 from steering.services import create_profile, replace_draft
 from steering.spec.errors import InvalidSpecError
 from steering.spec.parsing import parse_edits
-from steering.vectors.dashboard import DEFAULT_PUSH, vector_url
+from steering.vectors.dashboard import starting_strength, vector_url
 from steering.visibility import visible_profiles, visible_vectors
 
 VIEW, CHANGE, ADD = (f"steering.{action}_steeringprofile" for action in ("view", "change", "add"))
@@ -238,13 +238,9 @@ def find_vectors(user: User, fields: dict[str, Any]) -> Mapping[str, Any]:
 
 
 def _vector_card(row: PlainVector, norm: float | None) -> dict[str, Any]:
-    """Return a card like a feature's, with the calibrated strength if the vector's effect was measured.
-
-    Where the norm of the residual is not known, the vector is added as it is.
-    """
+    """Return a card like a feature's."""
     effect: VectorEffect | None = getattr(row, "effect", None)
-    unit = "resid_norm" if norm else "raw"
-    strength = effect.in_unit(unit) if effect is not None else None
+    strength, unit = starting_strength(row, norm)
     return {
         "set": row.vector_set.name,
         "layer": row.layer,
@@ -252,7 +248,7 @@ def _vector_card(row: PlainVector, norm: float | None) -> dict[str, Any]:
         "label": str(row),
         "url": vector_url(row),
         "unit": unit,
-        "strength": float(f"{strength:.3g}") if strength else DEFAULT_PUSH if norm else 1.0,
+        "strength": strength,
         "facts": f"norm {row.norm:.3g}, from {row.vector_set.origin}",
         "outputs": [] if effect is None else [token for token, _ in effect.output_tokens[:5]],
         "sample": effect.sample_pairs[0]["after"] if effect and effect.sample_pairs else "",

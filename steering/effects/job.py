@@ -74,10 +74,7 @@ def run_effects(job: RunningJob) -> dict[str, Any]:
     """Measure the job's features, a batch at a time. Results are stored as they come, so a run resumes."""
     sae = SAE.objects.select_related("model").get(pk=job.params["sae"])
     recipe = EffectRecipe.from_json(job.params["recipe"])
-    started = _started(job)
-    done = Q(effect__recipe=recipe_text(recipe))
-    if job.params["replaces"]:
-        done &= Q(effect__measured_at__gte=started)
+    done = _done(job, recipe)
     live = live_features(sae)
     if selected := job.params.get("features"):  # jobs of earlier versions have none
         live = live.filter(index__in=selected)
@@ -132,6 +129,16 @@ def _rows(sae: SAE, indices: Sequence[int]) -> list[Feature]:
     for row in rows:
         row.sae = sae
     return rows
+
+
+def _done(job: RunningJob, recipe: EffectRecipe) -> Q:
+    """Return the condition of what the job need not measure: an effect of the recipe, with ``replaces`` one of its own.
+
+    Also notes when the job began.
+    """
+    started = _started(job)
+    done = Q(effect__recipe=recipe_text(recipe))
+    return done & Q(effect__measured_at__gte=started) if job.params["replaces"] else done
 
 
 def _started(job: RunningJob) -> Any:
@@ -189,36 +196,34 @@ def run_vector_effects(job: RunningJob) -> dict[str, Any]:
     vector_set = VectorSet.objects.select_related("model").get(pk=job.params["vector_set"])
     recipe = EffectRecipe.from_json(job.params["recipe"])
     rows = vector_set.vectors.filter(norm__gt=0).select_related("vector_set").order_by("pk")
-    done = Q(effect__recipe=recipe_text(recipe))
-    if job.params["replaces"]:
-        done &= Q(effect__measured_at__gte=_started(job))
-    total, todo = rows.count(), list(rows.exclude(done))
+    total, todo = rows.count(), list(rows.exclude(_done(job, recipe)))
     num_done = total - len(todo)
-    with asyncio.Runner() as runner:
-        job.progress(num_done, total, "Generating unsteered texts")
-        model = runner.run(get_registry().ready(vector_set.model.name))
-        _measure_norms(model, todo, recipe)
-        probe = runner.run(EffectProbe.prepare(get_client(), model, recipe))
-        for first in range(0, len(todo), AT_ONCE):
-            job.progress(num_done, total, "Measuring vectors")
-            job.end_turn()
-            batch = todo[first : first + AT_ONCE]
-            targets = [vector_target(row) for row in batch]
-            runner.run(get_registry().ready(vector_set.model.name))  # the model may have been unloaded since
-            tokens = runner.run(probe.output_tokens(targets))
-            results = runner.run(probe.measure([MeasuredDirection(target) for target in targets]))
-            for row, result, written in zip(batch, results, tokens, strict=True):
-                store_vector_effect(
-                    vector=row,
-                    result=result,
-                    output_tokens=written,
-                    recipe=recipe_text(recipe),
-                    measured_at=timezone.now(),
-                )
-            num_done += len(batch)
-    registered_saes.invalidate()  # edits of requests with the strength "auto" are cached there
-    job.progress(num_done, total, "Measuring vectors")
+    if todo:
+        try:
+            with asyncio.Runner() as runner:
+                job.progress(num_done, total, "Generating unsteered texts")
+                model = runner.run(get_registry().ready(vector_set.model.name))
+                _measure_norms(model, todo, recipe)
+                probe = runner.run(EffectProbe.prepare(get_client(), model, recipe))
+                for first in range(0, len(todo), AT_ONCE):
+                    job.progress(num_done + first, total, "Measuring vectors")
+                    job.end_turn()
+                    runner.run(get_registry().ready(vector_set.model.name))  # it may have been unloaded since
+                    _measure_vectors(todo[first : first + AT_ONCE], probe, runner)
+        finally:
+            registered_saes.invalidate()  # edits of requests with the strength "auto" are cached there
+    job.progress(total, total, "Measuring vectors")
     return {"vector_set": vector_set.pk, "measured": len(todo), "skipped": vector_set.vectors.count() - len(todo)}
+
+
+def _measure_vectors(rows: Sequence[PlainVector], probe: EffectProbe, runner: asyncio.Runner) -> None:
+    """Measure vectors, and store their effects."""
+    targets = [vector_target(row) for row in rows]
+    tokens = runner.run(probe.output_tokens(targets))
+    results = runner.run(probe.measure([MeasuredDirection(target) for target in targets]))
+    recipe, now = recipe_text(probe.recipe), timezone.now()
+    for row, result, written in zip(rows, results, tokens, strict=True):
+        store_vector_effect(vector=row, result=result, output_tokens=written, recipe=recipe, measured_at=now)
 
 
 def _measure_norms(model: ModelCard, rows: Sequence[PlainVector], recipe: EffectRecipe) -> None:

@@ -71,8 +71,7 @@ def store_effects(
             steered_activation=result.steered_activation,
             base_activation=result.base_activation,
             steers_well=result.steers_well,
-            is_imported=is_imported,
-            **_calibrated(result, recipe, measured_at),
+            **_calibrated(result, recipe, measured_at, is_imported=is_imported),
         )
         for index, result in found.items()
         if index in pks
@@ -83,7 +82,7 @@ def store_effects(
     return len(rows)
 
 
-def _calibrated(result: EffectResult, recipe: str, measured_at: datetime) -> dict[str, Any]:
+def _calibrated(result: EffectResult, recipe: str, measured_at: datetime, *, is_imported: bool) -> dict[str, Any]:
     """Return the columns that effects of features and of vectors have in common."""
     return {
         "strength": result.strength,
@@ -94,6 +93,7 @@ def _calibrated(result: EffectResult, recipe: str, measured_at: datetime) -> dic
         "curve": [list(point) for point in result.curve],
         "samples": [{"prompt": one.prompt, "before": one.before, "after": one.after} for one in result.samples],
         "recipe": recipe,
+        "is_imported": is_imported,
         "measured_at": measured_at,
     }
 
@@ -108,11 +108,8 @@ def store_vector_effect(
     is_imported: bool = False,
 ) -> None:
     """Insert or replace the effect of a vector, with the tokens that it makes the model write."""
-    values = {
-        **_calibrated(result, recipe, measured_at),
-        "output_tokens": _tokens(output_tokens),
-        "is_imported": is_imported,
-    }
+    values = _calibrated(result, recipe, measured_at, is_imported=is_imported)
+    values["output_tokens"] = _tokens(output_tokens)
     VectorEffect.objects.update_or_create(vector=vector, defaults=values)
 
 

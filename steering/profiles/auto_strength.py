@@ -147,7 +147,9 @@ def _measured_vectors(places: Sequence[_VectorPlace]) -> dict[_Place, FeatureEff
     if not places:
         return {}
     names = {place.name for place in places if "\0" not in place.name}
-    rows = VectorEffect.objects.filter(vector__vector_set__name__in=names).select_related("vector__vector_set")
+    layers = {place.layer for place in places if 0 <= place.layer < 2**31}
+    rows = VectorEffect.objects.filter(vector__vector_set__name__in=names, vector__layer__in=layers)
+    rows = rows.select_related("vector__vector_set")
     found = {
         _VectorPlace(row.vector.vector_set.name, row.vector.layer, row.vector.site, row.vector.values): row
         for row in rows

@@ -45,6 +45,7 @@ from steering.profiles.snapshot import source_of
 from steering.spec.edit import EditSpec, VectorTarget
 from steering.spec.errors import InvalidSpecError
 from steering.spec.parsing import parse_edits
+from steering.spec.units import Unit
 from steering.spec.wording import describe_action
 from steering.visibility import visible_evaluations, visible_profiles, visible_vectors, visible_versions
 
@@ -71,6 +72,16 @@ class NearVector:
     vector: PlainVector
     url: str
     cosine: float
+
+
+def starting_strength(vector: PlainVector, norm: float | None) -> tuple[float, Unit]:
+    """Return the strength with which pages begin to steer with a vector, and its unit: the calibrated one if its effect
+    was measured. ``norm``: the mean residual norm at its site; where it is unknown, the vector is added as it is."""
+    effect: VectorEffect | None = getattr(vector, "effect", None)
+    unit: Unit = "resid_norm" if norm else "raw"
+    if effect is not None and (strength := effect.in_unit(unit)):
+        return float(f"{strength:.3g}"), unit
+    return (DEFAULT_PUSH, unit) if norm else (1.0, unit)
 
 
 def vector_url(vector: PlainVector) -> str:
@@ -176,15 +187,13 @@ class VectorPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
 
 def _trial(vector_set: VectorSet, vector: PlainVector, norm: float | None) -> dict[str, Any]:
     """Return what the panel needs that steers with the vector: the edit that it begins with, and what it offers."""
-    effect: VectorEffect | None = getattr(vector, "effect", None)
-    unit = "resid_norm" if norm else "raw"
-    calibrated = effect.in_unit(unit) if effect is not None else None
+    strength, unit = starting_strength(vector, norm)
     edit = {
         "set": vector_set.name,
         "layer": vector.layer,
         "site": vector.site,
         "operation": "add",
-        "strength": float(f"{calibrated:.4g}") if calibrated else DEFAULT_PUSH if norm else 1.0,
+        "strength": strength,
         "unit": unit,
         "phase": "both",
     }

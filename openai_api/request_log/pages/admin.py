@@ -115,24 +115,15 @@ class RequestLogAdmin(ExportPages, ReplayPages, ScorePages, SearchPages, ReadOnl
         return (*self.STEERING, *version, *self.PARAMETERS)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> RequestLog | None:
-        row = self._find(request, object_id, from_field)
+        row: RequestLog | None = super().get_object(request, object_id, from_field)
         began_at, may_come = time.monotonic(), True
         while row is None and may_come:  # a request that has just ended is being written
             time.sleep(POLL_S)
             seconds = time.monotonic() - began_at
             may_come = seconds < (MAX_WRITING_S if log_backlog().waiting else WRITING_S)
-            row = self._find(request, object_id, from_field)
+            row = super().get_object(request, object_id, from_field)
         if row is not None and not may_see_text(request.user):
             return without_texts(row)
-        return row
-
-    def _find(self, request: HttpRequest, object_id: str, from_field: str | None) -> RequestLog | None:
-        """Return the row by ``object_id``, or by the id as the address has it: programs and people who make addresses
-        write ids as they are, in which the admin takes "_26" for an escaped "&"."""
-        row: RequestLog | None = super().get_object(request, object_id, from_field)
-        if row is None and request.resolver_match is not None:
-            written = request.resolver_match.kwargs.get("object_id", object_id)
-            row = super().get_object(request, written, from_field)
         return row
 
     def change_view(
