@@ -78,7 +78,7 @@ def test_a_voice_is_made_and_heard(page: Page) -> None:
     visitor.fill("Speaker:", "2")
     visitor.press("Save and continue editing")
     visitor.press("Speak")
-    expect(page.locator("#try-state")).to_contain_text(FINISHED)
+    expect(page.locator("#try-state")).to_contain_text(FINISHED, timeout=90_000)  # the process for media starts first
     player = page.locator("#try-result audio")
     expect(player).to_be_visible()
     wait_until(page, "document.querySelector('#try-result audio').duration > 0")

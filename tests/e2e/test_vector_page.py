@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import numpy as np
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from millm_site.env import DEMO_DIR
 from tests.conftest import LiveSite
@@ -79,3 +79,16 @@ def test_its_text_is_edited_behind_a_button(vector_page: Page):
     field.fill("Noise, for a test.")
     page.get_by_role("button", name="Save and continue editing").click()
     expect(page.locator(".steering-description")).to_have_text("Noise, for a test.")
+
+
+def test_the_panel_appears_with_its_whole_edit(vector_page: Page):
+    """An edit that grows after the buttons are shown would move them away from a click."""
+    held: list[Route] = []
+    vector_page.route("**/admin/studio/edits/", lambda route: held.append(route))
+    with vector_page.expect_request("**/admin/studio/edits/"):
+        vector_page.reload()
+    expect(vector_page.locator("#try")).to_be_hidden()
+    vector_page.wait_for_function("document.querySelector('#try [name=strength]')")
+    held[0].continue_()
+    expect(vector_page.locator("#try .studio-words")).to_contain_text("add 1 raw")
+    expect(vector_page.locator("#try").get_by_role("button", name="Run")).to_be_visible()

@@ -32,8 +32,8 @@ class Panel {
     });
     this._act("stop").addEventListener("click", () => this._sides.forEach((side) => side.stop()));
     this._act("studio").addEventListener("click", () => this._lead());
-    this._rows.set([this._choices.edit]);
-    root.hidden = false;
+    // Shown with its whole edit, because one that grows would move the buttons away from a click.
+    this._rows.set([this._choices.edit]).finally(() => { root.hidden = false; });
   }
 
   get _sides() { return [this._base, this._steered]; }

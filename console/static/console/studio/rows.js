@@ -99,10 +99,11 @@ export class Rows {
     return this._rows.filter((row) => row.isOn).map((row) => row.edit);
   }
 
+  // Ends when the server has described the edits, or could not.
   set(edits) {
     this._rows = edits.map((edit) => this._row(edit));
     this._show();
-    this._describe();
+    return this._describe();
   }
 
   add(edit) {
