@@ -1,4 +1,4 @@
-"""Saved lists, public features, users and groups in the admin: of a user, one page for name, password and role.
+"""Saved lists, public pages, users and groups in the admin: of a user, one page for name, password and role.
 
 Users who are not superusers can change only accounts and groups within their own permissions, and grant no others.
 """
@@ -14,6 +14,7 @@ from django.contrib.auth.admin import GroupAdmin, UserAdmin
 from django.contrib.auth.forms import AdminUserCreationForm
 from django.contrib.auth.models import Group, User
 from django.db.models import Count, QuerySet
+from django.db.models.functions import Coalesce
 from django.forms import CheckboxSelectMultiple
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import format_html
@@ -21,10 +22,10 @@ from django.utils.safestring import SafeString
 
 from console.annotations import services
 from console.annotations.pages import listed_items, visible_items
-from console.models import SavedList, SharedFeature, SingleSignOnIdentity
+from console.models import SavedList, SharedPage, SingleSignOnIdentity
+from console.sharing import model_of, page_url, visible_pages
 from core.read_only_admin import ReadOnlyAdmin
 from inference.permissions import grantable_groups, grantable_permissions, has_rights_of, is_superuser
-from steering.features.admin import feature_url
 
 admin.site.unregister(User)
 admin.site.unregister(Group)
@@ -161,32 +162,37 @@ class SavedListAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic
         return int(saved_list.item_count)  # type: ignore[attr-defined]
 
 
-@admin.register(SharedFeature)
-class SharedFeatureAdmin(ReadOnlyAdmin):
-    """Features whose pages are public. The menu of a feature's page shares it, and stops that."""
+@admin.register(SharedPage)
+class SharedPageAdmin(ReadOnlyAdmin):
+    """Features and vectors whose pages are public. The menu of their page shares them, and stops that."""
 
-    empty_words = "No public pages. Share on the page of a feature creates one."
-    list_display = ("feature_link", "model_name", "shared_by", "shared_at")
+    empty_words = "No public pages. Share on the page of a feature or vector creates one."
+    list_display = ("subject_link", "kind", "model_name", "shared_by", "shared_at")
     list_display_links = None
-    list_select_related = ("feature__sae__model", "shared_by")
-    search_fields = ("feature__label", "feature__sae__name")
+    list_select_related = ("feature__sae__model", "vector__vector_set__model", "shared_by")
+    search_fields = ("feature__label", "feature__sae__name", "vector__vector_set__name")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[SharedPage]:
+        return visible_pages(request.user, super().get_queryset(request))
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Lead to the page of the feature, where sharing is stopped."""
+        """Lead to the page of the feature or vector, where sharing is stopped."""
         shared = self.get_object(request, unquote(object_id))
-        if not isinstance(shared, SharedFeature) or not self.has_view_permission(request, shared):
+        if not isinstance(shared, SharedPage) or not self.has_view_permission(request, shared):
             return super().change_view(request, object_id, form_url, extra_context)
-        return HttpResponseRedirect(feature_url(shared.feature))
+        return HttpResponseRedirect(page_url(shared.subject))
 
-    @admin.display(description="feature", ordering="feature__label")
-    def feature_link(self, shared: SharedFeature) -> SafeString:
-        return format_html('<a href="{}">{}</a>', feature_url(shared.feature), shared.feature)
+    @admin.display(description="page")
+    def subject_link(self, shared: SharedPage) -> SafeString:
+        return format_html('<a href="{}">{}</a>', page_url(shared.subject), shared.subject)
 
-    @admin.display(description="model", ordering="feature__sae__model__name")
-    def model_name(self, shared: SharedFeature) -> str:
-        return shared.feature.sae.model.name
+    @admin.display(
+        description="model", ordering=Coalesce("feature__sae__model__name", "vector__vector_set__model__name")
+    )
+    def model_name(self, shared: SharedPage) -> str:
+        return model_of(shared.subject).name
 
 
 MAX_ITEMS = 500  # shown

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
+from typing import Literal
+
 from django.conf import settings
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
@@ -10,7 +14,7 @@ from django.db.models.functions import Now
 
 from console.load.load import Load
 from openai_api.models import RequestLog
-from steering.models import Feature, VectorSet
+from steering.models import Feature, PlainVector, VectorSet
 
 MINUTE_S = 60
 HOUR_S = 3_600
@@ -121,9 +125,9 @@ SUBJECTS = ("feature", "vector_set", "request")
 Subject = Feature | VectorSet | RequestLog
 
 
-def _one_subject(name: str) -> models.CheckConstraint:
-    only = [Q(**{f"{each}__isnull": each != subject for each in SUBJECTS}) for subject in SUBJECTS]
-    return models.CheckConstraint(condition=only[0] | only[1] | only[2], name=name)
+def _one_subject(name: str, subjects: tuple[str, ...] = SUBJECTS) -> models.CheckConstraint:
+    only = [Q(**{f"{each}__isnull": each != subject for each in subjects}) for subject in subjects]
+    return models.CheckConstraint(condition=reduce(or_, only), name=name)
 
 
 class SubjectRow(models.Model):
@@ -198,10 +202,14 @@ class Comment(SubjectRow):
         return f"comment on {self.subject}"
 
 
-class SharedFeature(models.Model):
-    """A feature whose page is public to all who know its link. ``token`` is the secret part of the link."""
+SharedSubject = Feature | PlainVector
 
-    feature = models.OneToOneField(Feature, on_delete=models.CASCADE, related_name="+")
+
+class SharedPage(models.Model):
+    """A feature or vector whose page is public to all who know its link. ``token`` is the secret part of the link."""
+
+    feature = models.OneToOneField(Feature, null=True, on_delete=models.CASCADE, related_name="+")
+    vector = models.OneToOneField(PlainVector, null=True, on_delete=models.CASCADE, related_name="+")
     token = models.CharField(max_length=43, unique=True, editable=False)
     lens = models.JSONField(null=True, editable=False, help_text="Promoted and suppressed tokens, with their logits.")
     shared_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+")
@@ -210,7 +218,18 @@ class SharedFeature(models.Model):
     class Meta:
         ordering = ("-shared_at", "-pk")
         default_permissions = ("view", "add")
-        verbose_name = "public feature"
+        verbose_name = "public page"
+        constraints = (_one_subject("shared_page_has_one_subject", ("feature", "vector")),)
 
     def __str__(self) -> str:
-        return f"public page of {self.feature}"
+        return f"public page of {self.subject}"
+
+    @property
+    def kind(self) -> Literal["feature", "vector"]:
+        return "feature" if self.feature_id is not None else "vector"
+
+    @property
+    def subject(self) -> SharedSubject:
+        found = self.feature or self.vector
+        assert found is not None, "the database checks it"
+        return found

@@ -49,7 +49,7 @@ SECTIONS: tuple[tuple[str, tuple[Entry, ...]], ...] = (
                 "bookmark",
                 (
                     Tab("Saved lists", model="console.SavedList"),
-                    Tab("Public features", model="console.SharedFeature"),
+                    Tab("Public pages", model="console.SharedPage"),
                 ),
             ),
         ),

@@ -28,8 +28,8 @@ RESEARCHERS = (
     "console.view_loadsample",
     "console.use_playground",
     *NOTES,
-    "console.view_sharedfeature",
-    "console.add_sharedfeature",
+    "console.view_sharedpage",
+    "console.add_sharedpage",
     *(
         f"steering.{action}_{model}"
         for model in ("sae", "feature", "steeringprofile", "featureedit", "vectorset")
@@ -52,7 +52,7 @@ AUDITORS = (
     "media.view_voice",
     "console.view_loadsample",
     *NOTES,
-    "console.view_sharedfeature",
+    "console.view_sharedpage",
     "openai_api.view_requestlog",
     "openai_api.view_prompt_text",
     "openai_api.view_requestscore",

@@ -11,7 +11,7 @@ from django.views.generic import RedirectView
 
 from console import single_sign_on
 from console.playground import answers
-from console.sharing import shared_feature
+from console.sharing import shared_page
 from console.studio import answers as studio_answers
 from management_api.openapi import document_json, document_tag
 from millm_site.http import health, metrics
@@ -71,7 +71,7 @@ urlpatterns = [
     path("admin/login/sso", single_sign_on.begin, name="single-sign-on"),
     path("admin/login/sso/callback", single_sign_on.finish, name="single-sign-on-callback"),
     path("admin/", admin.site.urls),
-    path("shared/features/<str:token>", shared_feature, name="shared-feature"),
+    path("shared/<str:kinds>/<str:token>", shared_page, name="shared-page"),
     *(path(f"{root[1:]}/", include((urlpatterns_of_v1, root[1:]))) for root in V1_ROOTS),
     path("", include(root_urlpatterns)),
     path("openai/", include((azure_urlpatterns, "azure"))),

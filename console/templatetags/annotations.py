@@ -8,9 +8,8 @@ from django import template
 from django.template.context import RequestContext
 
 from console.annotations.pages import comments_context, saved_context
-from console.models import Subject
+from console.models import SharedSubject, Subject
 from console.sharing import share_context
-from steering.models import Feature
 
 register = template.Library()
 
@@ -28,9 +27,9 @@ def saved(context: RequestContext, subject: Subject) -> dict[str, Any]:
 
 
 @register.inclusion_tag("console/share.html", takes_context=True)
-def share_menu(context: RequestContext, feature: Feature) -> dict[str, Any]:
-    """Render a menu with the public link of a feature."""
-    return {**share_context(context["request"], feature), **_token(context)}
+def share_menu(context: RequestContext, subject: SharedSubject) -> dict[str, Any]:
+    """Render a menu with the public link of a feature or vector."""
+    return {**share_context(context["request"], subject), **_token(context)}
 
 
 def _token(context: RequestContext) -> dict[str, Any]:

@@ -133,6 +133,15 @@ def statistics(feature: Feature) -> dict[str, Any]:
     }
 
 
+def effect_context(feature: Feature) -> dict[str, Any]:
+    """Return what effect.html shows. The prompts of its samples are the probe's, never those of requests."""
+    effect = FeatureEffect.objects.filter(feature=feature).first()
+    if effect is None:
+        return {"effect": None, "score": ""}
+    effect.feature = feature
+    return {"effect": effect, "score": f"{effect.steers_well:.4f}"}
+
+
 _DENSITIES = {
     "dead": ("never", Q(density=0)),
     "rare": ("below 0.1 %", Q(density__gt=0, density__lt=0.001)),
@@ -520,9 +529,6 @@ class FeatureAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
         return HttpResponseRedirect(reverse("admin:steering_steeringprofile_change", args=[profile.pk]))
 
     def _facts(self, request: HttpRequest, feature: Feature) -> dict[str, Any]:
-        effect = FeatureEffect.objects.filter(feature=feature).first()
-        if effect is not None:
-            effect.feature = feature
         sees_traffic = request.user.has_perm("openai_api.view_prompt_text")
         steer = SteerForm(feature, request.user)
         return {
@@ -530,8 +536,7 @@ class FeatureAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none
             **statistics(feature),
             "cofiring": _cofiring(feature),
             "traffic_examples": example_rows(feature.traffic_examples) if sees_traffic else (),
-            "effect": effect,
-            "score": "" if effect is None else f"{effect.steers_well:.4f}",
+            **effect_context(feature),
             "may_test": request.user.has_perm(TEST_PERMISSION),
             "test_text": request.GET.get("text", "").strip()[:MAX_TESTED],
             "steer": steer if steer.may_steer else None,

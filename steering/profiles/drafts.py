@@ -66,9 +66,14 @@ def feature_target(feature: Feature) -> FeatureTarget:
 
 def vector_target(vector: PlainVector) -> VectorTarget:
     """Return the registered vector with the current values of the figures that strengths refer to."""
-    norm = vector.reference_norm or mean_norms(vector.vector_set.model_id).get(vector.place)
+    norm = residual_norm(vector)
     scales = Scales(None, math.hypot(*vector.values), norm, norm)
     return VectorTarget(vector.place, vector.values, scales, vector.vector_set.name)
+
+
+def residual_norm(vector: PlainVector) -> float | None:
+    """Return the mean norm of the residual at the vector's site, None where it was not measured."""
+    return vector.reference_norm or mean_norms(vector.vector_set.model_id).get(vector.place)
 
 
 def rows_of(profile: SteeringProfile, edits: Iterable[EditSpec]) -> list[FeatureEdit]:

@@ -39,7 +39,7 @@ from steering.models import (
     VectorSet,
     WatchRule,
 )
-from steering.profiles.drafts import edit_of, mean_norms
+from steering.profiles.drafts import edit_of, residual_norm
 from steering.profiles.edit_preview import calibrated_strength, edit_choices
 from steering.profiles.snapshot import source_of
 from steering.spec.edit import EditSpec, VectorTarget
@@ -90,6 +90,21 @@ def vector_url(vector: PlainVector) -> str:
     return f"{page}?vector={vector.pk}"
 
 
+def vector_facts(vector: PlainVector, norm: float | None) -> dict[str, str]:
+    """Return what facts.html shows beside the vector: its norm, the residual's ``norm`` at its site, and the ratio."""
+    return {
+        "size": f"{vector.norm:.4g}",
+        "residual_norm": f"{norm:.3g}" if norm else "",
+        "push": f"{vector.norm / norm:.3g}" if norm else "",
+    }
+
+
+def vector_lens_target(vector: PlainVector) -> VectorLensTarget:
+    return VectorLensTarget(
+        vector.vector_set.model.model_source, bytes(vector.data), vector.site not in SAE.OUTSIDE_RESIDUAL
+    )
+
+
 class VectorPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none at run time
     """The views of a set's page beside Django's own."""
 
@@ -110,14 +125,13 @@ class VectorPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
         vector = next((one for one in vectors if str(one.pk) == chosen), vectors[0] if vectors else None)
         if vector is None:
             return {}
-        norm = vector.reference_norm or mean_norms(vector_set.model_id).get(vector.place)
+        vector.vector_set = vector_set
+        norm = residual_norm(vector)
         uses = list(_uses(request, vector))
         return {
             "vector": vector,
             "vectors": vectors,
-            "size": f"{vector.norm:.4g}",
-            "residual_norm": f"{norm:.3g}" if norm else "",
-            "push": f"{vector.norm / norm:.3g}" if norm else "",
+            **vector_facts(vector, norm),
             "uses": uses,
             "effect": getattr(vector, "effect", None),
             "may_measure": self.has_change_permission(request, vector_set),
@@ -127,16 +141,13 @@ class VectorPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
             else (),
             "may_test": request.user.has_perm(TEST_PERMISSION),
             "test_text": request.GET.get("text", "").strip()[:MAX_TESTED],
-            "try_json": json.dumps(_trial(vector_set, vector, norm)),
+            "try_json": json.dumps(_trial(vector, norm)),
         }
 
     def lens_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Render the logit lens. The page loads it separately, because the first one of a model takes seconds."""
         vector = self._seen(request, pk)
-        target = VectorLensTarget(
-            vector.vector_set.model.model_source, bytes(vector.data), vector.site not in SAE.OUTSIDE_RESIDUAL
-        )
-        context = {"original": vector.vector_set, "opts": self.opts, **lens_context(target)}
+        context = {"original": vector.vector_set, "opts": self.opts, **lens_context(vector_lens_target(vector))}
         return TemplateResponse(request, "admin/steering/feature/lens.html", context)
 
     def neighbours_view(self, request: HttpRequest, pk: int) -> HttpResponse:
@@ -185,8 +196,9 @@ class VectorPages(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
         return found
 
 
-def _trial(vector_set: VectorSet, vector: PlainVector, norm: float | None) -> dict[str, Any]:
+def _trial(vector: PlainVector, norm: float | None) -> dict[str, Any]:
     """Return what the panel needs that steers with the vector: the edit that it begins with, and what it offers."""
+    vector_set = vector.vector_set
     strength, unit = starting_strength(vector, norm)
     edit = {
         "set": vector_set.name,

@@ -112,7 +112,7 @@ print(open_jobs.exclude(kind="webhooks.deliver").count())  # to a host that does
 """
 PEOPLE_AND_PROFILES = """
 from datetime import UTC, datetime
-from console.models import SharedFeature
+from console.models import SharedPage
 from django.contrib.auth.models import Group, User
 from inference.models import LanguageModel
 from media.models import Video, Voice
@@ -148,7 +148,7 @@ for status, progress in (("queued", 0), ("failed", 40)):
     Video.objects.create(prompt="A ship in the rain.", status=status, progress=progress, **times, **order, **error)
 found = Feature.objects.filter(sae__name="demo-sae")
 rain, sea = list(found.search("rain")[:2]), list(found.search("sea")[:2])
-SharedFeature.objects.create(feature=rain[0], token="furnished-site-0123456", shared_by=people["rita"])
+SharedPage.objects.create(feature=rain[0], token="furnished-site-0123456", shared_by=people["rita"])
 harbour = services.create_profile(
     name="harbour", model=demo, owner=people["rita"],
     description="Stories by the water: ships, quays and gulls, without the storms that the sea profile brings.",

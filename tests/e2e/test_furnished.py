@@ -28,7 +28,7 @@ NO_PAGES = {
     *("console_playground_features", "console_playground_labels", "console_playground_draft", "console_palette"),
     *("console_studio_profile", "console_studio_features", "console_studio_text", "console_studio_vectors"),
     *("console_studio_edits", "console_studio_save"),
-    *("console_playground_feature", "console_sharedfeature_change"),  # lead on to the feature's own page
+    *("console_playground_feature", "console_sharedpage_change"),  # lead on to the feature's own page
     # what forms are sent to
     *(
         "console_install_demo",
