@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from console.models import SharedPage
 from inference.interventions import Site
 from inference.models import LanguageModel
 from inference.permissions import ensure_groups
-from steering.effects.store import store_vector_effect
+from steering.effects.store import store_effects, store_vector_effect
 from steering.features.admin import feature_url
 from steering.features.logit_lens import LensToken, LogitLens
 from steering.models import Feature, PlainVector
@@ -109,6 +110,16 @@ def test_a_link_stays_until_it_is_removed(rita: User, told: Feature):
     events = AuditEvent.objects.filter(kind="console.sharedpage").order_by("pk")
     assert [event.action for event in events] == ["add", "delete", "add"]
     assert SharedPage.objects.get().token not in str(list(events.values()))
+
+
+def test_the_page_shows_the_measured_effect(rita: User, told: Feature):
+    url = link_of(rita, told)
+    assert "Effect on the output" not in Client().get(url).content.decode()
+    result = replace(RESULT, index=told.index)
+    store_effects(sae=told.sae, results=[result], recipe="r", measured_at=timezone.now())
+    text = Client().get(url).content.decode()
+    for part in ("Effect on the output", "It rained on the cat.", "Steers well", "<meter"):
+        assert part in text
 
 
 def test_without_a_lens_the_page_says_so(rita: User, told: Feature, lens: dict[str, Any]):
