@@ -1,4 +1,4 @@
-"""Public pages of features and vectors: whoever has the link reads them without a login, also inside other sites.
+"""Public pages of features and vectors: anyone with the link reads them without a login, also inside other sites.
 
 A page shows the label or description, the statistics, the logit lens, the measured effect and the examples of the
 corpus; never examples of requests.
@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any, cast
 
 from django.contrib import messages
-from django.contrib.auth.models import AnonymousUser, User
+from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
@@ -28,6 +28,7 @@ from console.models import SharedPage, SharedSubject
 from console.pages import Endpoint, register_endpoint
 from core.ids import key_in
 from inference.models import LanguageModel
+from inference.permissions import Viewer
 from openai_api.http.public_url import public_url
 from steering.features.admin import effect_context, feature_url, lens_context, lens_tables, lens_target, statistics
 from steering.features.logit_lens import LensToken, LogitLens
@@ -38,7 +39,6 @@ from steering.visibility import visible_vectors
 
 SHARE = "console.add_sharedpage"
 StoredLens = dict[str, list[dict[str, Any]]]  # tokens with their logits
-Viewer = User | AnonymousUser
 TOKEN_BYTES = 16  # cannot be guessed
 POLICY = "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors *"
 
@@ -58,9 +58,9 @@ def public_page(subject: SharedSubject) -> QuerySet[SharedPage]:
 
 
 def visible_pages(user: Viewer, pages: QuerySet[SharedPage]) -> QuerySet[SharedPage]:
-    """Leave out the pages of vectors that the user may not see in the console."""
+    """Leave out the pages of vectors that the user may not see in the console. The vectors' values are not read."""
     seen = visible_vectors(user).order_by().values("pk")
-    return pages.filter(vector=None) | pages.filter(vector__in=seen)
+    return (pages.filter(vector=None) | pages.filter(vector__in=seen)).defer("vector__data")
 
 
 @transaction.atomic
@@ -86,10 +86,11 @@ def share_context(request: HttpRequest, subject: SharedSubject) -> dict[str, Any
     """Return what the menu on the page of a feature or vector shows; nothing without permission."""
     if not request.user.has_perm(SHARE):
         return {"may_share": False}
-    context: dict[str, Any] = {"may_share": True, "key": subject.pk, "kind": _kind(subject)}
+    kind = _kind(subject)
+    context: dict[str, Any] = {"may_share": True, "key": subject.pk, "kind": kind}
     shared = public_page(subject).first()
     if shared is not None:
-        url = public_url(request, reverse("shared-page", args=[f"{shared.kind}s", shared.token]))
+        url = public_url(request, reverse("shared-page", args=[f"{kind}s", shared.token]))
         context["link"] = url
         context["embed"] = format_html(
             '<iframe src="{}" title="{}" width="640" height="480" style="border: 0"></iframe>', url, str(subject)
@@ -155,7 +156,7 @@ def shared_page(request: HttpRequest, kinds: str, token: str) -> HttpResponse:
     ``kinds`` is "features" or "vectors".
     """
     rows = SharedPage.objects.select_related("feature__sae__model", "vector__vector_set__model", "vector__effect")
-    shared = rows.filter(token=token.replace("\0", "")).first()
+    shared = rows.defer("vector__data").filter(token=token.replace("\0", "")).first()
     if shared is None or kinds != f"{shared.kind}s":
         raise Http404
     subject = shared.subject
@@ -172,17 +173,25 @@ def shared_page(request: HttpRequest, kinds: str, token: str) -> HttpResponse:
 
 
 def _feature_context(feature: Feature) -> dict[str, Any]:
-    facts = {**statistics(feature), **effect_context(feature)}
-    return {"title": feature.label or str(feature), "original": feature, "sae": feature.sae, **facts}
+    return {
+        "title": feature.label or str(feature),
+        "original": feature,
+        "sae": feature.sae,
+        **statistics(feature),
+        **effect_context(feature),
+        "output_tokens": feature.output_tokens,
+    }
 
 
 def _vector_context(vector: PlainVector) -> dict[str, Any]:
     """The origin is left out: it may name a file."""
+    effect = getattr(vector, "effect", None)
     return {
         "title": vector.vector_set.name,
         "original": vector.vector_set,
         "vector": vector,
-        "effect": getattr(vector, "effect", None),
+        "effect": effect,
+        "output_tokens": effect.output_tokens if effect else (),
         **vector_facts(vector, residual_norm(vector)),
     }
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from django.contrib import messages
 from django.contrib.admin.utils import quote
-from django.contrib.auth.models import AnonymousUser, User
+from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db.models import Prefetch, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
@@ -20,6 +20,7 @@ from console.models import Comment, SavedItem, SavedList, Subject
 from console.pages import Endpoint, register_endpoint
 from core.ids import key_in
 from core.times import utc_text
+from inference.permissions import Viewer
 from openai_api.models import LogAccess, RequestLog
 from openai_api.request_log.access import may_see_text, record_access
 from openai_api.request_log.pages.messages import Excerpt, fetch_excerpts
@@ -31,7 +32,6 @@ from steering.visibility import visible_vector_sets
 VIEW_COMMENTS, ADD_COMMENTS, DELETE_COMMENTS = (f"console.{act}_comment" for act in ("view", "add", "delete"))
 VIEW_LISTS, ADD_LISTS, CHANGE_LISTS = (f"console.{act}_savedlist" for act in ("view", "add", "change"))
 MAX_OFFERED = 200
-Viewer = User | AnonymousUser
 
 
 def find_subject(user: Viewer, kind: str, key: str) -> Subject:
