@@ -191,9 +191,11 @@ $(PIP) install --quiet --no-compile -r $@.txt -c constraints.txt
 @touch $@
 endef
 
-# For the browser test, which skips itself where there is no Chromium.
+# For the browser tests, which are skipped where there is no Chromium. Its headless shell takes a third less CPU.
 chromium:
-	@if command -v chromium >/dev/null || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then exit 0; fi; \
-		echo 'Installing Chromium for the browser test ...'; \
-		{ apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends chromium; } >/dev/null 2>&1 \
-		|| echo 'Chromium could not be installed; the browser test will be skipped.'
+	@if command -v chromium-headless-shell >/dev/null || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then exit 0; fi; \
+		echo 'Installing Chromium for the browser tests ...'; \
+		install() { DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$$1" >/dev/null 2>&1; }; \
+		apt-get update >/dev/null 2>&1; \
+		install chromium-headless-shell || command -v chromium >/dev/null || install chromium \
+		|| echo 'Chromium could not be installed; the browser tests will be skipped.'

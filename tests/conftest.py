@@ -22,6 +22,7 @@ from openai_api.apps import stop_log_writer
 from openai_api.request_log.writer import LOG_WRITER, LogWriter
 from tests import database, live
 from tests.database import Content
+from tests.ray_cluster import RayNode, ray_cluster
 
 # Timings say nothing here: machines are slow, shared, or both. CI runs the same examples each time, so that only a
 # change of the code can make it fail; all other runs look for new ones.
@@ -173,6 +174,14 @@ def smollm2_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if "CI" in os.environ:
             pytest.fail(str(error))
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def ray_node() -> Iterator[RayNode]:
+    """A node of Ray for all tests of a worker: it takes seconds of CPU to start. Let no actor outlive its test."""
+    pytest.importorskip("ray")
+    with ray_cluster(num_cpus=16) as node:
+        yield node
 
 
 @pytest.fixture(scope="session")

@@ -1,21 +1,19 @@
 from __future__ import annotations
 
-import shutil
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import OpenAI
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 from playwright.sync_api import Error as PlaywrightError
 
 from tests import database, live
+from tests.browser import chromium
 from tests.conftest import ADMIN_PASSWORD, ADMIN_USER, LiveSite, site_environment
 from tests.database import Content
 from tests.e2e.oracle import Oracle
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 MAX_SHOWN = 20_000  # characters of the page and of the server in the report of a failure
 
@@ -31,12 +29,8 @@ def client(live_site: LiveSite) -> OpenAI:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Chromium for the tests of a module. Not for a session: asynchronous tests cannot run beside Playwright's loop."""
-    if CHROMIUM is None:
-        pytest.skip("no Chromium is installed, and `make test` could not install one")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.hookimpl(wrapper=True)

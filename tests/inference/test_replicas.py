@@ -50,7 +50,7 @@ from tests import live
 from tests.builders import build_model
 from tests.inference.launchers import forking_launcher
 from tests.inference.test_engine_process import eventually
-from tests.ray_cluster import ray_cluster
+from tests.ray_cluster import RayNode
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("replicas")]
 BATCH = 4  # sequences at once on one replica
@@ -112,7 +112,8 @@ def launcher(
     if request.param == "local":
         yield lambda number: forking_launcher(SLOW, environment)
         return
-    with pytest.MonkeyPatch.context() as patch, ray_cluster(num_cpus=16) as node:
+    node: RayNode = request.getfixturevalue("ray_node")
+    with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
         patch.setattr(ray_launcher, "PROGRAM", "tests.platform.faulty_engine")

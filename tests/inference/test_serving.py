@@ -27,7 +27,6 @@ from inference.client import (
 from inference.registry.registry import get_registry
 from tests.builders import build_model
 from tests.inference.pickling import sent
-from tests.ray_cluster import ray_cluster
 
 pytestmark = pytest.mark.slow
 
@@ -67,15 +66,8 @@ def engine(request, settings):
     settings.MILLM_ENGINE = "process" if request.param == "replicas" else request.param
     settings.MILLM_ENGINE_REPLICAS = 2 if request.param in {"replicas", "ray"} else 1
     if request.param == "ray":
-        settings.MILLM_RAY_ADDRESS = request.getfixturevalue("ray_address")
+        settings.MILLM_RAY_ADDRESS = request.getfixturevalue("ray_node").address
     return request.param
-
-
-@pytest.fixture(scope="module")
-def ray_address():
-    pytest.importorskip("ray")
-    with ray_cluster(num_cpus=4) as node:
-        yield node.address
 
 
 @pytest.fixture

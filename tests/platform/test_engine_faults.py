@@ -24,7 +24,7 @@ from tests import live
 from tests.conftest import site_environment
 from tests.platform.conftest import postmaster_of
 from tests.platform.wire import Answer, answer, connected, get, head, read_all, read_until
-from tests.ray_cluster import ray_cluster
+from tests.ray_cluster import RayNode
 
 pytestmark = pytest.mark.live
 CHAT = {"model": "", "messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 5}
@@ -116,9 +116,9 @@ def replicas(request: pytest.FixtureRequest) -> Iterator[Replicas]:
     if request.param == "process":
         yield Replicas({"MILLM_ENGINE": "process", "MILLM_ENGINE_REPLICAS": "2"}, lambda server: server.engines)
         return
-    pytest.importorskip("ray")
-    with ray_cluster(num_cpus=2) as node:
-        yield Replicas({"MILLM_ENGINE": node.address, "MILLM_ENGINE_REPLICAS": "2"}, lambda server: node.engines)
+    node: RayNode = request.getfixturevalue("ray_node")
+    yield Replicas({"MILLM_ENGINE": node.address, "MILLM_ENGINE_REPLICAS": "2"}, lambda server: node.engines)
+    assert eventually(lambda: not node.engines, live.PATIENCE_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from django.contrib.auth.models import User
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 from pytest_django.live_server_helper import LiveServer
 
 from inference.interventions import Site
 from steering.models import SAE, FeatureEdit, SteeringProfile
 from steering.vectors.services import NewVector, save_vectors
+from tests.browser import chromium
 from tests.steering.sae_files import D_IN
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 WIDTHS = (390, 1280)
 
@@ -43,12 +42,9 @@ def form(draft: SteeringProfile, live_server: LiveServer) -> Iterator[Page]:
 
     Nothing may ask the database while it is open: the browser's library runs an event loop.
     """
-    if CHROMIUM is None:
-        pytest.skip("no Chromium is installed, and `make test` could not install one")
     User.objects.create_superuser("admin", password="secret")
     errors: list[str] = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as browser:
         page = browser.new_page()
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.set_default_timeout(30_000)
@@ -57,7 +53,6 @@ def form(draft: SteeringProfile, live_server: LiveServer) -> Iterator[Page]:
         page.fill("#id_password", "secret")
         page.click("[type=submit]")
         yield page
-        browser.close()
     assert not errors
 
 
