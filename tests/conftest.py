@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +35,9 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("millm")
 
+# Otherwise each process of a test would compile all modules. The Makefile does the same for programs that it starts.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 gc.disable()  # until the tests are collected: they and all modules stay, and searching them for garbage takes long
 
 ADMIN_USER = "admin"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import os
 import re
 import shlex
 import shutil
@@ -25,6 +26,7 @@ PAGE = (PROJECT_DIR / "docs" / "deployment.md").read_text()
 FILES = sorted(DEPLOY.iterdir())
 OF_COMPOSE = {"MILLM_DB_PASSWORD", "MILLM_IMAGE", "MILLM_POSTGRES_IMAGE"}  # read by compose itself
 TRITON = {"torch==2.13.0": "triton==3.7.1"}  # what builds of torch for CUDA require exactly
+SERVERS_MODULES = ("torch", "transformers.modeling_utils", "openai_api.routes", "inference.engine.loop")
 HEALTH = re.compile(r"/health(?:/\w+)?")
 
 
@@ -53,6 +55,12 @@ def instructions() -> list[tuple[str, str]]:
     lines = (DEPLOY / "Containerfile").read_text().replace("\\\n", " ").splitlines()
     words = [line.split(maxsplit=1) for line in lines if line.strip() and not line.startswith("#")]
     return [(name, rest) for name, rest in words]
+
+
+def output(command: list[str], environment: dict[str, str] | None = None) -> str:
+    """The output of a command that must succeed, run in the project's folder."""
+    done = subprocess.run(command, cwd=PROJECT_DIR, env=environment, capture_output=True, text=True, check=True)
+    return done.stdout
 
 
 def accepts(arguments: list[str]) -> bool:
@@ -109,13 +117,22 @@ def test_the_image_installs_the_project_s_own_requirements() -> None:
     (default,) = (rest for name, rest in instructions() if name == "ARG" and rest.startswith("EXTRAS="))
     extras = [*shlex.split(default.partition("=")[2])[0].split(), "media"]
     command = [sys.executable, "-c", program, *extras]
-    listed = subprocess.run(command, cwd=PROJECT_DIR, capture_output=True, text=True, check=True).stdout.splitlines()
+    listed = output(command).splitlines()
     project = tomllib.loads((PROJECT_DIR / "pyproject.toml").read_text())["project"]
     optional = [one for extra in ("oidc", "otel", "media") for one in project["optional-dependencies"][extra]]
     assert listed == [*project["dependencies"], *optional]
     assert any(one.startswith("torch==") for one in listed)
     ignored = (PROJECT_DIR / ".dockerignore").read_text().split()
     assert {".git", ".venv*", "var"} <= set(ignored)
+
+
+def test_the_image_holds_the_compiled_modules_of_a_server() -> None:
+    """Its user may not write them, so that each process of the server would compile thousands of modules."""
+    build = " ".join(rest for name, rest in instructions() if name == "RUN")
+    (program,) = re.findall(r"python -c '(import django;[^']+)'", build)
+    loaded = f"{program}; import sys; print(*(name for name in {SERVERS_MODULES} if name in sys.modules))"
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "millm_site.settings"}
+    assert output([sys.executable, "-c", loaded], environment).split() == [*SERVERS_MODULES]
 
 
 def test_torch_for_cuda_can_be_installed_with_the_constraints() -> None:
@@ -152,6 +169,7 @@ def test_the_unit_starts_existing_commands_and_waits_for_the_drain() -> None:
     assert seconds(service["TimeoutStopSec"]) > Environment.model_fields["drain_seconds"].default
     assert service["Restart"] == "on-failure"  # the server exits with an error if its engine fails
     assert "AF_NETLINK" in service["RestrictAddressFamilies"]  # psutil lists this machine's addresses
+    assert service["Environment"].startswith(f"PYTHONPYCACHEPREFIX=/var/lib/{service['StateDirectory']}/")
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
