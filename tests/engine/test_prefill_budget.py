@@ -42,6 +42,13 @@ def test_a_step_is_compared_with_one_of_as_many_sequences():
     assert budget.tokens(40, 40, 1) == 80  # the nearest measured one
 
 
+def test_on_a_slow_machine_a_step_beside_a_burst_s_sequences_does_not_take_many_seconds():
+    slow = learned(decode_s=0.16, token_s=0.007)
+    assert slow.tokens(8, 0, 4) == 128  # 0.9 s
+    assert slow.tokens(8, 2, 8) == 128  # 5 s for 8 prompts and a quarter protected
+    assert slow.tokens(0, 0, 4) == 512
+
+
 def test_prompts_always_move_on():
     assert learned(token_s=10.0).tokens(8, 8, 1) == PREFILL_GRAIN
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 SMOOTHING = 0.2
+MAX_PAUSE_S = 1.0  # for prompt tokens in one step beside sequences that decode: people notice longer gaps in a stream
 PREFILL_GRAIN = 16  # tokens; also the minimum by which a prompt advances in a step, if no larger one is given
 EXACT_TOKENS = 16  # steps of more tokens are counted together, DRAFT_GRAIN at a time
 DRAFT_GRAIN = 8
@@ -23,9 +24,9 @@ class PrefillBudget:
     the budget keeps the step within ``max_stall_factor`` times as long as one in which as many sequences only decode,
     by the measured cost of a prompt token. Each further prompt adds as much again, because a longer step brings it into
     the batch sooner. Only sequences that are older than the prompts are protected: if they are a part of those that
-    decode, the step may take longer in proportion, and if there are none, all of ``max_tokens`` are allowed. Requests
-    that cannot be admitted for lack of a slot or of memory do not count. ``max_stall_factor`` 0 always allows
-    ``max_tokens``; ``min_tokens`` are always allowed.
+    decode, the step may take longer in proportion. If there are none, the prompt tokens of a step may take
+    ``MAX_PAUSE_S``. Requests that cannot be admitted for lack of a slot or of memory do not count. If nothing decodes
+    or ``max_stall_factor`` is 0, ``max_tokens`` are allowed; ``min_tokens`` always are.
     """
 
     def __init__(self, max_tokens: int, max_stall_factor: float, min_tokens: int = 0) -> None:
@@ -40,11 +41,15 @@ class PrefillBudget:
 
         ``num_protected`` of the ``num_decoding`` sequences are older than the prompts.
         """
-        if not (num_protected and self._factor and self._decode_s and self._token_s):
+        if not (num_decoding and self._factor and self._token_s):
             return self._max_tokens
-        share = num_decoding / num_protected
-        allowed = (self._factor - 1) * self._seconds(num_decoding) * max(1, num_prompts) * share / self._token_s
-        return min(self._max_tokens, max(self._min_tokens, int(allowed) // PREFILL_GRAIN * PREFILL_GRAIN))
+        seconds = MAX_PAUSE_S
+        if num_protected and self._decode_s:
+            share = num_decoding / num_protected
+            beyond = (self._factor - 1) * self._seconds(num_decoding)
+            seconds = min(seconds, beyond * max(1, num_prompts) * share)
+        allowed = int(seconds / self._token_s) // PREFILL_GRAIN * PREFILL_GRAIN
+        return min(self._max_tokens, max(self._min_tokens, allowed))
 
     def note(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
         """Record the duration of a step with these numbers of single tokens and prompt tokens."""
