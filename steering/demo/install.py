@@ -144,7 +144,7 @@ def _install(demo: Demo, directory: Path, add: Callable[..., AddedSAE]) -> Insta
     if sae is not None:
         _install_effects(demo, sae)
     _install_vectors(demo, model)
-    _install_vector_effects(demo, model)
+    install_vector_effects(demo, model)
     entries = json.loads((demo.folder / "profiles.json").read_text("utf-8"))
     published = [label for entry in entries if (label := _install_profile(model, sae, entry))]
     return InstalledDemo(model, sae, tuple(published))
@@ -219,7 +219,7 @@ def _install_vectors(demo: Demo, model: LanguageModel) -> None:
         )  # fmt: skip
 
 
-def _install_vector_effects(demo: Demo, model: LanguageModel) -> None:
+def install_vector_effects(demo: Demo, model: LanguageModel) -> None:
     """Store the measured effects of the demo's vectors, by set and layer, for those that have none."""
     path = demo.folder / "vector_effects.json"
     if not path.is_file():

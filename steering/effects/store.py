@@ -123,7 +123,7 @@ def store_output_tokens(*, sae: SAE, found: Mapping[int, Sequence[tuple[str, flo
 
 
 def _tokens(found: Sequence[tuple[str, float]]) -> list[list[Any]]:
-    return [[text, _short(part)] for text, part in found if is_storable(text)]
+    return [[text, six_digits(part)] for text, part in found if is_storable(text)]
 
 
 def not_measured(feature: Feature) -> str:
@@ -206,21 +206,22 @@ def _lines(sae: SAE) -> Iterator[dict[str, Any]]:
 def _effect_fields(row: FeatureEffect, prompts: Sequence[str]) -> dict[str, Any]:
     after = {one["prompt"]: one["after"] for one in row.samples}
     return {
-        "strength": _short(row.strength),
-        "kl": _short(row.kl),
-        "push": _short(row.push),
+        "strength": six_digits(row.strength),
+        "kl": six_digits(row.kl),
+        "push": six_digits(row.push),
         "is_capped": row.is_capped,
-        "output_score": _short(row.output_score),
-        "base_output_score": _short(row.base_output_score),
-        "steered_activation": _short(row.steered_activation),
-        "base_activation": _short(row.base_activation),
-        "fluency": _short(row.fluency),
-        "curve": [[_short(value) for value in point] for point in row.curve],
+        "output_score": six_digits(row.output_score),
+        "base_output_score": six_digits(row.base_output_score),
+        "steered_activation": six_digits(row.steered_activation),
+        "base_activation": six_digits(row.base_activation),
+        "fluency": six_digits(row.fluency),
+        "curve": [[six_digits(value) for value in point] for point in row.curve],
         "after": [after.get(prompt, "") for prompt in prompts],
     }
 
 
-def _short(value: float | None) -> float | None:
+def six_digits(value: float | None) -> float | None:
+    """Return a figure as files have it."""
     return None if value is None else float(f"{value:.6g}")
 
 
