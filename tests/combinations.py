@@ -1,4 +1,4 @@
-"""Combinations of a test's parameters: enough that any two values meet, or all of them (``make test-all``)."""
+"""Combinations of a test's parameters: enough of them for ``make test``, or all (``make test-all``)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 ALL = "MILLM_ALL_TESTS" in os.environ
+only_with_all = pytest.mark.skipif(not ALL, reason="a costly case of behaviour that other cases test: `make test-all`")
 
 
 def pairwise(**values: Sequence[Any]) -> list[Any]:

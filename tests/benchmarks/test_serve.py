@@ -8,6 +8,7 @@ from benchmarks import engine_modes, routing, serve, start
 from benchmarks.engine import ENGINE
 from benchmarks.options import Options
 from benchmarks.serve import SERVER
+from tests import combinations
 from tests.benchmarks.test_programs import check_saved
 
 pytestmark = pytest.mark.live
@@ -35,7 +36,8 @@ def test_start(options: Options):
 
 @pytest.mark.usefixtures("migrated_database")
 def test_all_kinds_of_servers_answer_the_same_streams(options: Options):
-    modes = ("thread", "process", "2 processes", "2 Ray actors", "2 workers")
+    all_modes = ("thread", "process", "2 processes", "2 Ray actors", "2 workers")
+    modes = all_modes if combinations.ALL else ("thread", "process", "2 workers")
     record = engine_modes.record(options, count=4, modes=modes)
     assert record.save(options.results).exists()
     for workload in ("4 streams", "8 streams", engine_modes.BODIES):

@@ -12,7 +12,9 @@ from django.http import HttpRequest
 from django.urls import Resolver404, URLResolver, get_resolver, resolve
 from playwright.sync_api import APIRequestContext
 
-MANY = 20  # of pages of which no two are alike
+from tests import combinations
+
+MANY = 20 if combinations.ALL else 6  # of pages of which no two are alike
 UNLIKE = {
     "jobs_job_change",
     "steering_evaluation_change",

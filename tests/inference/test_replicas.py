@@ -46,7 +46,7 @@ from inference.engine_process.replicas import Replica, ReplicaSet
 from inference.event_stream import LocalEventStream
 from inference.registry.memory_plan import MemoryBudget
 from millm_site.env import ENGINE_OPTIONS, Environment
-from tests import live
+from tests import combinations, live
 from tests.builders import build_model
 from tests.inference.launchers import forking_launcher
 from tests.inference.test_engine_process import eventually
@@ -121,6 +121,14 @@ def launcher(
         port = ActorPort()
         yield lambda number: RayLauncher(RayOptions(node.address), port)
         port.close()
+
+
+@pytest.fixture
+def rarely_with_ray(request: pytest.FixtureRequest) -> None:
+    """Leave cases with Ray, whose processes take seconds each to start, to ``make test-all``: all but ``least=2``."""
+    params = request.node.callspec.params
+    if params["launcher"] == "ray" and params.get("least") != 2 and not combinations.ALL:
+        pytest.skip("local processes are replaced and lost in the same way: `make test-all`")
 
 
 @pytest.fixture(scope="module")
@@ -344,6 +352,7 @@ async def test_one_that_hangs_gets_no_new_requests(engines: Engines) -> None:
     assert await asyncio.to_thread(eventually, lambda: not victim.supervisor.is_silent)
 
 
+@pytest.mark.usefixtures("rarely_with_ray")
 async def test_if_all_are_killed_the_model_is_lost_and_can_be_loaded_again(engines: Engines) -> None:
     await asyncio.to_thread(engines.wait_for, 3)
     for each in engines.replicas.all:
@@ -419,6 +428,7 @@ async def test_from_one_to_three_and_back_without_a_failed_request(
         await asyncio.to_thread(engines.client.stop, 0)
 
 
+@pytest.mark.usefixtures("rarely_with_ray")
 @pytest.mark.parametrize("least", [1, 2])
 async def test_all_are_replaced_without_a_failed_request(
     launcher: Callable[[int], Launcher], model_dir: Path, least: int
@@ -453,6 +463,7 @@ async def test_all_are_replaced_without_a_failed_request(
         await asyncio.to_thread(engines.client.stop, 0)
 
 
+@pytest.mark.usefixtures("rarely_with_ray")
 @pytest.mark.parametrize("most", [2, 3])
 async def test_replicas_that_alone_have_a_model_are_replaced_where_one_more_is_allowed(
     launcher: Callable[[int], Launcher], model_dir: Path, most: int

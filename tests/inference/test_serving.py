@@ -26,6 +26,7 @@ from inference.client import (
 )
 from inference.registry.registry import get_registry
 from tests.builders import build_model
+from tests.combinations import only_with_all
 from tests.inference.pickling import sent
 
 pytestmark = pytest.mark.slow
@@ -60,7 +61,11 @@ def threads(name: str) -> int:
     return sum(thread.name == name for thread in threading.enumerate())
 
 
-@pytest.fixture(params=["thread", "process", "replicas", "ray"])
+KINDS = ("thread", "process", "replicas", "ray")
+MOST_KINDS = [*KINDS[:-1], pytest.param("ray", marks=only_with_all)]
+
+
+@pytest.fixture(params=KINDS)
 def engine(request, settings):
     """The kind of engine: ``replicas`` are two processes of this machine, ``ray`` two actors."""
     settings.MILLM_ENGINE = "process" if request.param == "replicas" else request.param
@@ -210,6 +215,7 @@ def test_autoload_and_unload_with_running_sequences(engine, serving, model_dir):
     assert {event.code for event in failures} == {"model_unloaded"}
 
 
+@pytest.mark.parametrize("engine", MOST_KINDS, indirect=True)
 @pytest.mark.django_db(transaction=True)
 def test_a_reader_that_leaves_frees_the_engine(engine, serving, model_dir):
     services.register_model(name="tiny", source=str(model_dir))
@@ -237,6 +243,7 @@ def test_a_reader_that_leaves_frees_the_engine(engine, serving, model_dir):
     assert not is_busy
 
 
+@pytest.mark.parametrize("engine", MOST_KINDS, indirect=True)
 @pytest.mark.django_db(transaction=True)
 def test_a_broken_directory_fails_readably_and_the_engine_lives(engine, serving, model_dir, tmp_path):
     broken = build_model(tmp_path / "broken")
