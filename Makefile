@@ -194,6 +194,7 @@ endef
 # For the browser tests, which are skipped where there is no Chromium. Its headless shell takes a third less CPU.
 chromium:
 	@if command -v chromium-headless-shell >/dev/null || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then exit 0; fi; \
+		if command -v chromium >/dev/null && ! apt-cache show chromium-headless-shell >/dev/null 2>&1; then exit 0; fi; \
 		echo 'Installing Chromium for the browser tests ...'; \
 		install() { DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$$1" >/dev/null 2>&1; }; \
 		apt-get update >/dev/null 2>&1; \

@@ -482,8 +482,8 @@ class Environment(BaseSettings):
         allow_inf_nan=False,
         description="While other sequences decode and one prompt is computed, a step takes at most this many times as "
         "long as a step that only decodes. Each further prompt raises the limit by the same amount; requests that "
-        "cannot be admitted yet do not. Prompts of requests that arrive together may "
-        "take a second of each step beside each other's answers. 0: no limit.",
+        "cannot be admitted yet do not. Prompts never take more than a second of such a step; beside the answers of "
+        "requests that arrived together with them, that is the only limit. 0: no limit.",
     )
     max_seq_len: int = Field(
         0, ge=0, description="Maximum tokens of prompt plus completion; 0: the model's context length."

@@ -19,10 +19,8 @@ if __name__ == "__main__":
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "millm_site.settings")
     django.setup()
 
-from steering.effects.store import six_digits
+from steering.effects.store import calibrated_fields
 from steering.models import VectorEffect
-
-FIGURES = ("strength", "kl", "push", "fluency")
 
 
 def demo_file(names: list[str]) -> dict[str, Any]:
@@ -34,10 +32,8 @@ def demo_file(names: list[str]) -> dict[str, Any]:
     found: dict[str, dict[str, Any]] = {name: {} for name in names}
     recipes = set()
     for row in rows.order_by("vector__layer"):
-        figures = {name: six_digits(getattr(row, name)) for name in FIGURES}
-        curve = [[six_digits(value) for value in point] for point in row.curve]
-        rest = {"is_capped": row.is_capped, "curve": curve, "samples": row.samples, "output_tokens": row.output_tokens}
-        found[row.vector.vector_set.name][str(row.vector.layer)] = figures | rest
+        effect = {**calibrated_fields(row), "samples": row.samples, "output_tokens": row.output_tokens}
+        found[row.vector.vector_set.name][str(row.vector.layer)] = effect
         recipes.add(row.recipe)
     if not all(found.values()) or len(recipes) != 1:
         missing = [name for name, effects in found.items() if not effects]

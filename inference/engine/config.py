@@ -30,8 +30,8 @@ class EngineConfig:
     sequences decode and one prompt is computed, the budget shrinks so that a step takes at most ``max_stall_factor``
     times as long as one that only decodes (0: it never shrinks), but not below ``min_prefill_tokens``, which cost
     hardly more than a single one (0: 16 on a CPU, 512 on a GPU). Each further prompt that is computed, or that waits
-    for a shared prefix, adds as much again. Beside sequences that began at the same time as the prompts, and beside
-    others, the prompt tokens of a step take at most a second.
+    for a shared prefix, adds as much again. Sequences that began at the same time as the prompts do not count, but
+    while any sequence decodes, the prompt tokens of a step take at most a second, by their measured cost.
 
     ``max_seq_len`` limits prompt plus completion of a sequence; 0 uses the model's context length.
 

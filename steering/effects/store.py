@@ -28,6 +28,7 @@ from core.text import is_storable
 from steering.effects.recipe import VERSION, EffectRecipe, EffectResult, Sample
 from steering.features.label_files import MAX_PROBLEMS, read_records
 from steering.models import SAE, Feature, FeatureEffect, PlainVector, VectorEffect
+from steering.models.effects import CalibratedEffect
 from steering.profiles.snapshot import registered_saes
 from steering.spec.errors import InvalidSpecError, Problem
 from steering.spec.fields import Fields
@@ -123,7 +124,7 @@ def store_output_tokens(*, sae: SAE, found: Mapping[int, Sequence[tuple[str, flo
 
 
 def _tokens(found: Sequence[tuple[str, float]]) -> list[list[Any]]:
-    return [[text, six_digits(part)] for text, part in found if is_storable(text)]
+    return [[text, _short(part)] for text, part in found if is_storable(text)]
 
 
 def not_measured(feature: Feature) -> str:
@@ -203,25 +204,31 @@ def _lines(sae: SAE) -> Iterator[dict[str, Any]]:
         yield {"index": index, **effect, **tokens}
 
 
+def calibrated_fields(row: CalibratedEffect) -> dict[str, Any]:
+    """Return what files have of the columns that effects of features and of vectors have in common."""
+    return {
+        "strength": _short(row.strength),
+        "kl": _short(row.kl),
+        "push": _short(row.push),
+        "is_capped": row.is_capped,
+        "fluency": _short(row.fluency),
+        "curve": [[_short(value) for value in point] for point in row.curve],
+    }
+
+
 def _effect_fields(row: FeatureEffect, prompts: Sequence[str]) -> dict[str, Any]:
     after = {one["prompt"]: one["after"] for one in row.samples}
     return {
-        "strength": six_digits(row.strength),
-        "kl": six_digits(row.kl),
-        "push": six_digits(row.push),
-        "is_capped": row.is_capped,
-        "output_score": six_digits(row.output_score),
-        "base_output_score": six_digits(row.base_output_score),
-        "steered_activation": six_digits(row.steered_activation),
-        "base_activation": six_digits(row.base_activation),
-        "fluency": six_digits(row.fluency),
-        "curve": [[six_digits(value) for value in point] for point in row.curve],
+        **calibrated_fields(row),
+        "output_score": _short(row.output_score),
+        "base_output_score": _short(row.base_output_score),
+        "steered_activation": _short(row.steered_activation),
+        "base_activation": _short(row.base_activation),
         "after": [after.get(prompt, "") for prompt in prompts],
     }
 
 
-def six_digits(value: float | None) -> float | None:
-    """Return a figure as files have it."""
+def _short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.6g}")
 
 

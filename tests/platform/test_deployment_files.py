@@ -126,7 +126,7 @@ def test_the_image_installs_the_project_s_own_requirements() -> None:
     assert {".git", ".venv*", "var"} <= set(ignored)
 
 
-def test_the_image_holds_the_compiled_modules_of_a_server() -> None:
+def test_the_image_compiles_what_a_server_imports() -> None:
     """Its user may not write them, so that each process of the server would compile thousands of modules."""
     build = " ".join(rest for name, rest in instructions() if name == "RUN")
     (program,) = re.findall(r"python -c '(import django;[^']+)'", build)

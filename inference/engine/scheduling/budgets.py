@@ -24,9 +24,9 @@ class PrefillBudget:
     the budget keeps the step within ``max_stall_factor`` times as long as one in which as many sequences only decode,
     by the measured cost of a prompt token. Each further prompt adds as much again, because a longer step brings it into
     the batch sooner. Only sequences that are older than the prompts are protected: if they are a part of those that
-    decode, the step may take longer in proportion. If there are none, the prompt tokens of a step may take
-    ``MAX_PAUSE_S``. Requests that cannot be admitted for lack of a slot or of memory do not count. If nothing decodes
-    or ``max_stall_factor`` is 0, ``max_tokens`` are allowed; ``min_tokens`` always are.
+    decode, the step may take longer in proportion. Requests that cannot be admitted for lack of a slot or of memory do
+    not count. While any sequence decodes, prompt tokens take at most ``MAX_PAUSE_S`` of a step. If nothing decodes or
+    ``max_stall_factor`` is 0, ``max_tokens`` are allowed; ``min_tokens`` always are.
     """
 
     def __init__(self, max_tokens: int, max_stall_factor: float, min_tokens: int = 0) -> None:
