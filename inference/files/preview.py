@@ -166,6 +166,14 @@ class ModelPreview:
     problems: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
 
+    @property
+    def parameters_text(self) -> str:
+        """Return the number of parameters with three significant digits, as in "3.48 million"."""
+        for size, unit in ((10**9, " billion"), (10**6, " million")):
+            if self.num_parameters >= size * 0.9995:  # what rounds to it
+                return f"{self.num_parameters / size:#.3g}".removesuffix(".") + unit
+        return f"{self.num_parameters:,}"
+
 
 def preview_model(source: ModelSource, repository: ModelRepository | None = None) -> ModelPreview:
     """Return the preview. Reads small files only. Raise SourceError if the model is missing or not accessible."""

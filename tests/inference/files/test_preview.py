@@ -56,6 +56,24 @@ def test_the_facts_come_from_the_configuration():
     assert (found.problems, found.doubts) == ((), ())
 
 
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (12_000, "6,000"),
+        (1_998_998, "999,499"),
+        (1_999_000, "1.00 million"),
+        (6_957_512, "3.48 million"),
+        (1_998_999_998, "999 million"),
+        (1_999_000_000, "1.00 billion"),
+        (141_107_412_992, "70.6 billion"),
+    ],
+)
+def test_parameters_are_written_with_three_significant_digits(num_bytes: int, text: str):
+    files = repository()
+    files.weights = {"model.safetensors": num_bytes}
+    assert preview_model(HERE, files).parameters_text == text
+
+
 def test_media_models_need_no_tokenizer_json():
     whisper = {"architectures": ["WhisperForConditionalGeneration"], "torch_dtype": "float16"}
     found = preview_model(HERE, FakeRepository({"config.json": json.dumps(whisper)}))

@@ -31,12 +31,13 @@ export class Find {
   get _sae() { return this._root.querySelector("[name=sae]"); }
   get sae() { return this._sae.value || null; }
 
-  fill(saes) {
+  // Ends when features are shown.
+  async fill(saes) {
     this._sae.replaceChildren(...saes.map((name) => new Option(name, name)));
     this._root.querySelector(".studio-sae").hidden = saes.length < 2;
     this._list.replaceChildren();
-    if (saes.length) this.search();
-    else this._state.textContent = "The model has no SAE.";
+    if (saes.length) return this.search();
+    this._state.textContent = "The model has no SAE.";
   }
 
   // As if the user had chosen it.

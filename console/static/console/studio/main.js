@@ -8,6 +8,7 @@ import { Side } from "./side.js";
 import { History, MAX_ADDRESS, decode, encode } from "./state.js";
 
 const PAUSE_MS = 500;
+const MAX_LOADING_MS = 1000;
 const NUMBERS = ["max_tokens", "temperature", "frequency_penalty", "presence_penalty"];
 const SETTINGS = ["kind", "seed", ...NUMBERS, "system"];
 
@@ -44,7 +45,7 @@ class Studio {
     });
     this._fillColours([]);
     this._listen();
-    this._open();
+    this._open().finally(() => root.removeAttribute("aria-busy"));
   }
 
   get model() { return this._find("[name=model]").value; }
@@ -82,7 +83,7 @@ class Studio {
     const asked = new URLSearchParams(window.location.search);
     const model = state?.model ?? asked.get("model");
     if (this._choices.models.some((one) => one.name === model)) this._find("[name=model]").value = model;
-    this._newModel();
+    const found = this._newModel();
     const profile = state ? state.profile : asked.get("profile");
     if (profile) await this._load(profile, { keeps: state?.edits !== undefined });
     if (state) this._restore(state);
@@ -90,6 +91,8 @@ class Studio {
     if (!state && asked.get("index") !== null) await this._addNamed(asked.get("sae"), Number(asked.get("index")));
     this._history = new History(this._snapshot());
     this._shown();
+    const pause = new Promise((resolve) => window.setTimeout(resolve, MAX_LOADING_MS));
+    await Promise.race([pause, Promise.all([found, this._rows.settle()])]);
   }
 
   _restore(state) {
@@ -222,7 +225,7 @@ class Studio {
     const { profiles, saes } = this._facts;
     const select = this._find("[name=profile]");
     select.replaceChildren(new Option("none (new)", ""), ...profiles.map((name) => new Option(name, name)));
-    this._features?.fill(saes);
+    return this._features?.fill(saes);
   }
 
   // Loads a draft or a version. With `keeps`, only what is known of the profile: the edits are those of the address.

@@ -90,6 +90,7 @@ export class Rows {
     this._rows = [];
     this._timer = 0;
     this._running = null;
+    this._last = Promise.resolve();
   }
 
   get edits() { return this._rows.map((row) => row.edit); }
@@ -104,6 +105,11 @@ export class Rows {
     this._rows = edits.map((edit) => this._row(edit));
     this._show();
     return this._describe();
+  }
+
+  // Ends when the latest edits are described.
+  settle() {
+    return this._timer ? this._describe() : this._last;
   }
 
   add(edit) {
@@ -139,7 +145,13 @@ export class Rows {
     this._changed(how);
   }
 
-  async _describe() {
+  _describe() {
+    window.clearTimeout(this._timer);
+    this._timer = 0;
+    return (this._last = this._ask());
+  }
+
+  async _ask() {
     this._running?.abort();
     const running = (this._running = new AbortController());
     const conflict = this._root.querySelector(".studio-conflict");
