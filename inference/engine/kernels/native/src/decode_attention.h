@@ -101,6 +101,12 @@ inline void score_pairs(const BFloat16* query, int64_t query_stride, const BFloa
   }
 }
 
+// The sums of the first or second 16 of 32 columns. Of each quarter of the columns, `front` has four and `back` has four.
+inline __m512 in_columns(__m512 front, __m512 back, int half) {
+  const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  return _mm512_permutex2var_ps(front, half ? _mm512_add_epi32(first, _mm512_set1_epi32(8)) : first, back);
+}
+
 // acc[g] = fade[g] * acc[g] + sum over the tile of weight[g][t] * values[t], for CHUNKS times 32 columns: products of
 // pairs of tokens, so the weights are bfloat16. pairs[g][t / 2] has those of tokens t and t + 1.
 template <int GROUP, int CHUNKS>
@@ -123,14 +129,11 @@ inline void mix_pairs(float* acc, int64_t padded, const float* fade, const int32
       }
     }
   }
-  // Each quarter of a vector of 32 columns became four sums in front and four in back.
-  const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-  const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
   for (int g = 0; g < GROUP; ++g)
     for (int c = 0; c < CHUNKS; ++c)
       for (int half = 0; half < 2; ++half) {
         float* at = acc + g * padded + 32 * c + 16 * half;
-        const __m512 added = _mm512_permutex2var_ps(sums[g][2 * c], half ? second : first, sums[g][2 * c + 1]);
+        const __m512 added = in_columns(sums[g][2 * c], sums[g][2 * c + 1], half);
         _mm512_storeu_ps(at, _mm512_fmadd_ps(_mm512_loadu_ps(at), _mm512_set1_ps(fade[g]), added));
       }
 }
@@ -221,7 +224,7 @@ struct Worker {
   const T* values;
   const Scoring& how;
 
-  static constexpr bool kHasPairs = MILLM_BF16_DOT && std::is_same_v<T, BFloat16> && !TAIL;
+  static constexpr bool kHasPairs = kMultipliesPairs<T> && !TAIL;
   static constexpr int kMostHeads = kHasPairs ? 4 : 2;  // at once
 
   template <int GROUP>
@@ -230,7 +233,7 @@ struct Worker {
     float scores[GROUP * kTile], fade[GROUP];
 #if MILLM_BF16_DOT
     if constexpr (kHasPairs)
-      if (shape.head_dim % 32 == 0) {
+      if (shape.head_dim % kPairColumns == 0) {
         score_pairs<GROUP>(raw, raw_stride, k, k_ahead, key_pool.token_stride, count, shape.head_dim, scores);
         for (int g = 0; g < GROUP; ++g)
           fade[g] = soften<true>(scores + g * kTile, count, how, maximum[g], total[g]);
@@ -359,9 +362,36 @@ void attend(const TensorView& query, const TensorView& keys, const TensorView& v
   }
 }
 
-// A token's query in which the order of the sums depends on its position only: a thread takes all keys of a key-value
-// head, in blocks of kOrderedBlock from the start of the sequence. As PromptWorker with ORDERED.
+// How SingleWorker multiplies queries and keys.
 template <typename T>
+struct FloatProducts {
+  using Query = float;
+  using Numbers = Vec;
+  static constexpr bool kIsPairs = false;
+  static constexpr int64_t kStep = kLanes;
+  static Numbers read(const float* query) { return Vec::loadu(query); }
+  static Numbers read_key(const T* key, int64_t left) { return load(key, left); }
+  static Vec add(const Vec& sums, const Vec& query, const Vec& key) { return at::vec::fmadd(query, key, sums); }
+  static Vec exp(const Vec& x) { return x.exp(); }
+};
+
+#if MILLM_BF16_DOT
+struct PairsOfKeys {
+  using Query = BFloat16;
+  using Numbers = __m512bh;
+  static constexpr bool kIsPairs = true;
+  static constexpr int64_t kStep = kPairColumns;
+  static Numbers read(const BFloat16* query) { return (__m512bh)_mm512_loadu_si512(query); }
+  static Numbers read_key(const BFloat16* key, int64_t) { return read(key); }
+  static Vec add(const Vec& sums, Numbers query, Numbers key) { return _mm512_dpbf16_ps(sums, query, key); }
+  static Vec exp(const Vec& x) { return x.exp_u20(); }  // the weights become bfloat16
+};
+#endif
+
+// A token's query in which the order of the sums depends on its position only: a thread takes all keys of a key-value
+// head, in blocks of kOrderedBlock from the start of the sequence. As PromptWorker with ORDERED. With pairs, each 32
+// columns of `mixed` lie as `in_columns` takes them.
+template <typename T, typename Products>
 class SingleWorker {
  public:
   SingleWorker(const Shape& shape, const Pool& key_pool, const Pool& value_pool, const T* keys, const T* values,
@@ -374,8 +404,11 @@ class SingleWorker {
   void run(const T* query, int64_t head_stride, int64_t head, const int32_t* blocks, int64_t length, T* out) {
     const int64_t first = head * shape_.group, d = shape_.head_dim;
     for (int64_t g = 0; g < shape_.group; ++g) {
-      for (int64_t i = 0; i < d; i += kLanes)
-        load(query + (first + g) * head_stride + i, d - i).store(query_.data() + g * shape_.padded + i);
+      if constexpr (Products::kIsPairs)
+        std::copy_n(query + (first + g) * head_stride, d, query_.data() + g * shape_.padded);
+      else
+        for (int64_t i = 0; i < d; i += kLanes)
+          load(query + (first + g) * head_stride + i, d - i).store(query_.data() + g * shape_.padded + i);
       maximum_[g] = how_.sinks ? how_.sinks[first + g] : kNone;
       total_[g] = maximum_[g] == kNone ? 0.f : 1.f;
     }
@@ -396,12 +429,22 @@ class SingleWorker {
     }
     for (int64_t g = 0; g < shape_.group; ++g) {
       const Vec share(1.f / total_[g]);
-      for (int64_t i = 0; i < d; i += kLanes)
-        store(out + (first + g) * d + i, Vec::loadu(mixed_.data() + g * shape_.padded + i) * share, d - i);
+      for (int64_t i = 0; i < d; i += kLanes) store(out + (first + g) * d + i, mixed_at(g, i) * share, d - i);
     }
   }
 
  private:
+  Vec mixed_at(int64_t g, int64_t column) const {
+    const float* mixed = mixed_.data() + g * shape_.padded;
+#if MILLM_BF16_DOT
+    if constexpr (Products::kIsPairs) {
+      const float* front = mixed + column / kPairColumns * kPairColumns;
+      return in_columns(Vec::loadu(front), Vec::loadu(front + kLanes), column % kPairColumns != 0);
+    }
+#endif
+    return Vec::loadu(mixed + column);
+  }
+
   struct Rows {
     int64_t count = 0;  // that can be fetched ahead
     const T *keys[kOrderedBlock], *values[kOrderedBlock];
@@ -420,13 +463,21 @@ class SingleWorker {
 
   template <int GROUP>
   void attend(int64_t g, int64_t skipped, int64_t count) {
-    const float* query = query_.data() + g * shape_.padded;
+    const typename Products::Query* query = query_.data() + g * shape_.padded;
     float *scores = scores_.data() + g * kOrderedBlock, *mixed = mixed_.data() + g * shape_.padded;
     score<GROUP>(query, skipped, count, scores);
     for (int one = 0; one < GROUP; ++one)
       soften(scores + one * kOrderedBlock, skipped, count, maximum_[g + one], total_[g + one],
              mixed + one * shape_.padded);
     int64_t i = 0;
+#if MILLM_BF16_DOT
+    if constexpr (Products::kIsPairs) {
+      pair_weights<GROUP>(scores);
+      for (; i + 4 * kPairColumns <= shape_.head_dim; i += 4 * kPairColumns) mix_pairs<GROUP, 4>(skipped, count, i, mixed);
+      for (; i < shape_.head_dim; i += kPairColumns) mix_pairs<GROUP, 1>(skipped, count, i, mixed);
+      return;
+    }
+#endif
     constexpr int kSide = kLanes == 16 ? 8 : 4;
     for (; i + kSide * kLanes <= shape_.head_dim; i += kSide * kLanes)
       mix<GROUP, kSide>(scores, skipped, count, i, mixed);
@@ -435,8 +486,8 @@ class SingleWorker {
 
   // Four keys side by side, because each sum is one chain of additions.
   template <int GROUP>
-  void score(const float* query, int64_t skipped, int64_t count, float* scores) {
-    const int64_t d = shape_.head_dim, whole = d / kLanes * kLanes;
+  void score(const typename Products::Query* query, int64_t skipped, int64_t count, float* scores) {
+    const int64_t d = shape_.head_dim;
     for (int64_t t = skipped; t < count; t += 4) {
       const T* rows[4];
       for (int j = 0; j < 4; ++j) rows[j] = now_.keys[std::min(t + j, count - 1)];
@@ -445,16 +496,14 @@ class SingleWorker {
       Vec acc[GROUP][4];
       for (auto& head : acc)
         for (Vec& a : head) a = Vec(0.f);
-      const auto step = [&](int64_t i, auto load_key) {
-        Vec key[4];
-        for (int j = 0; j < 4; ++j) key[j] = load_key(rows[j] + i);
+      for (int64_t i = 0; i < d; i += Products::kStep) {
+        typename Products::Numbers key[4];
+        for (int j = 0; j < 4; ++j) key[j] = Products::read_key(rows[j] + i, d - i);
         for (int g = 0; g < GROUP; ++g) {
-          const Vec q = Vec::loadu(query + g * shape_.padded + i);
-          for (int j = 0; j < 4; ++j) acc[g][j] = at::vec::fmadd(q, key[j], acc[g][j]);
+          const auto q = Products::read(query + g * shape_.padded + i);
+          for (int j = 0; j < 4; ++j) acc[g][j] = Products::add(acc[g][j], q, key[j]);
         }
-      };
-      for (int64_t i = 0; i < whole; i += kLanes) step(i, [](const T* p) { return load(p); });
-      if (whole < d) step(whole, [&](const T* p) { return load(p, d - whole); });
+      }
       for (int g = 0; g < GROUP; ++g) {
         float four[4];
         four_sums(acc[g][0], acc[g][1], acc[g][2], acc[g][3], four);
@@ -485,7 +534,7 @@ class SingleWorker {
     const Vec safe = at::vec::maximum(Vec(raised), Vec(kLowest));
     Vec added(0.f);
     for (int64_t t = 0; t < end; t += kLanes) {
-      const Vec weight = (Vec::loadu(scores + t) - safe).exp();
+      const Vec weight = Products::exp(Vec::loadu(scores + t) - safe);
       weight.store(scores + t);
       added = added + weight;
     }
@@ -515,6 +564,41 @@ class SingleWorker {
       for (int v = 0; v < NV; ++v) sums[g][v].store(mixed + g * shape_.padded + from + v * kLanes);
   }
 
+#if MILLM_BF16_DOT
+  template <int GROUP>
+  void pair_weights(const float* weights) {
+    for (int g = 0; g < GROUP; ++g)
+      for (int64_t t = 0; t < kOrderedBlock; t += kPairColumns) {
+        const float* w = weights + g * kOrderedBlock + t;
+        _mm512_store_si512(pairs_[g] + t / 2, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(w + 16), _mm512_loadu_ps(w)));
+      }
+  }
+
+  // For CHUNKS times 32 columns. In a pair that has one key, the other weighs nothing.
+  template <int GROUP, int CHUNKS>
+  void mix_pairs(int64_t skipped, int64_t count, int64_t from, float* mixed) {
+    __m512 sums[GROUP][2 * CHUNKS];
+    for (int g = 0; g < GROUP; ++g)
+      for (int v = 0; v < 2 * CHUNKS; ++v) sums[g][v] = _mm512_loadu_ps(mixed + g * shape_.padded + from + v * kLanes);
+    for (int64_t t = skipped / 2 * 2; t < count; t += 2) {
+      const T *even = now_.values[std::max(t, skipped)] + from, *odd = now_.values[std::min(t + 1, count - 1)] + from;
+      for (int64_t next = t; next < std::min(t + 2, ahead_.count); ++next)
+        fetch_row(ahead_.values[next] + from, CHUNKS * kPairColumns);
+      for (int c = 0; c < CHUNKS; ++c) {
+        const __m512i a = _mm512_loadu_si512(even + 32 * c), b = _mm512_loadu_si512(odd + 32 * c);
+        const __m512bh front = (__m512bh)_mm512_unpacklo_epi16(a, b), back = (__m512bh)_mm512_unpackhi_epi16(a, b);
+        for (int g = 0; g < GROUP; ++g) {
+          const __m512bh weight = (__m512bh)_mm512_set1_epi32(pairs_[g][t / 2]);
+          sums[g][2 * c] = _mm512_dpbf16_ps(sums[g][2 * c], front, weight);
+          sums[g][2 * c + 1] = _mm512_dpbf16_ps(sums[g][2 * c + 1], back, weight);
+        }
+      }
+    }
+    for (int g = 0; g < GROUP; ++g)
+      for (int v = 0; v < 2 * CHUNKS; ++v) _mm512_storeu_ps(mixed + g * shape_.padded + from + v * kLanes, sums[g][v]);
+  }
+#endif
+
   static void fetch_row(const T* row, int64_t count) {
     for (int64_t i = 0; i < count; i += 64 / static_cast<int64_t>(sizeof(T))) fetch_ahead(row + i);
   }
@@ -524,16 +608,18 @@ class SingleWorker {
   const T *keys_, *values_;
   const Scoring& how_;
   const int64_t window_;
-  std::vector<float> query_, mixed_;  // [query heads of the key-value head, padded]
-  std::vector<float> scores_;         // [query heads, keys]
+  std::vector<typename Products::Query> query_;  // [query heads of the key-value head, padded]
+  std::vector<float> mixed_;                      // [query heads, padded]
+  std::vector<float> scores_;                     // [query heads, keys]
   std::vector<float> maximum_, total_;
+  alignas(64) int32_t pairs_[2][kOrderedBlock / 2];  // weights of the heads that are computed together
   Rows now_, ahead_;
 };
 
 // `length(i)` and `blocks(i)` of token i: how many tokens it sees, and where they are.
-template <typename T, typename Length, typename Blocks>
-void attend_singles(const TensorView& query, const TensorView& keys, const TensorView& values, const Length& length,
-                    const Blocks& blocks, const Scoring& how, int64_t window, const TensorView& out) {
+template <typename T, typename Products, typename Length, typename Blocks>
+void attend_singles_by(const TensorView& query, const TensorView& keys, const TensorView& values, const Length& length,
+                       const Blocks& blocks, const Scoring& how, int64_t window, const TensorView& out) {
   const int64_t n = query.size(0), d = query.size(2);
   const Shape shape{query.size(1), keys.size(2), query.size(1) / keys.size(2), d,
                     (d + kLanes - 1) / kLanes * kLanes, keys.size(1)};
@@ -542,7 +628,7 @@ void attend_singles(const TensorView& query, const TensorView& keys, const Tenso
   for (int64_t i = 0; i < n; ++i) all += window > 0 ? std::min<int64_t>(window, length(i)) : length(i);
   std::atomic<int64_t> next{0};
   const auto work = [&](int64_t, int64_t) {
-    SingleWorker<T> worker(shape, key_pool, value_pool, keys.as<T>(), values.as<T>(), how, window);
+    SingleWorker<T, Products> worker(shape, key_pool, value_pool, keys.as<T>(), values.as<T>(), how, window);
     for (int64_t task = next++; task < n * shape.kv_heads; task = next++) {
       const int64_t i = task / shape.kv_heads;
       worker.run(query.as<T>() + i * query.stride(0), query.stride(1), task % shape.kv_heads, blocks(i), length(i),
@@ -551,6 +637,17 @@ void attend_singles(const TensorView& query, const TensorView& keys, const Tenso
   };
   const int64_t most = std::max<int64_t>(1, std::min(num_threads(), n * shape.kv_heads));
   parallel_for(0, std::max<int64_t>(1, std::min(most, all / (2 * kTile))), 1, work);
+}
+
+template <typename T, typename Length, typename Blocks>
+void attend_singles(const TensorView& query, const TensorView& keys, const TensorView& values, const Length& length,
+                    const Blocks& blocks, const Scoring& how, int64_t window, const TensorView& out) {
+#if MILLM_BF16_DOT
+  if constexpr (kMultipliesPairs<T>)
+    if (query.size(2) % kPairColumns == 0)
+      return attend_singles_by<T, PairsOfKeys>(query, keys, values, length, blocks, how, window, out);
+#endif
+  attend_singles_by<T, FloatProducts<T>>(query, keys, values, length, blocks, how, window, out);
 }
 
 void decode_attention(const TensorView& query, const TensorView& keys, const TensorView& values,

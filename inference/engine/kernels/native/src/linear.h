@@ -10,6 +10,7 @@
 
 #include "kernels.h"
 #include "panels.h"
+#include "turned.h"
 #include "vectors.h"
 #include "wide_linear.h"
 
@@ -169,10 +170,9 @@ inline void dot_rows(int rows, const typename How::Row* x, int64_t x_stride, con
 }
 
 // All of a product with w [n, k]; put(row, rows, column, columns, sums) takes up to four rows of up to four columns each.
-// Ordered: sums in the order of dot_tile for any number of rows.
 template <typename How, typename PutSums>
 void multiply_dots(const typename How::Row* x, int64_t x_stride, int64_t rows, const typename How::Weight* w, int64_t n,
-                   int64_t k, bool ordered, const PutSums& put) {
+                   int64_t k, const PutSums& put) {
   parallel_for(0, (n + kColumns - 1) / kColumns, std::max<int64_t>(1, 65536 / k), [&](int64_t begin, int64_t end) {
     typename How::Sum tile[2 * kSumRows][kColumns] = {};
     const int64_t passes = (rows + 5) / 6;
@@ -183,7 +183,7 @@ void multiply_dots(const typename How::Row* x, int64_t x_stride, int64_t rows, c
       for (int64_t r = 0; r < rows;) {
         const int64_t left = rows - r;
         const int take = static_cast<int>(left <= 6 ? left : left < 12 ? (left + 1) / 2 : 6);
-        if (rows == 1 && !ordered)
+        if (rows == 1)
           dot_line<How>(x, weights, k, columns, tile[0]);
         else if (columns == kColumns)
           dot_rows<How, kColumns>(take, x + r * x_stride, x_stride, weights, k,
@@ -224,10 +224,11 @@ struct PairProducts {
   static float total(Sums sums) { return _mm512_reduce_add_ps(sums); }
 };
 
+// Ordered: each sum adds its pairs one after the other, for any number of rows.
 void multiply_bf16(const TensorView& x, const TensorView& w, const BFloat16* bias, bool ordered, const TensorView& out) {
   const int64_t n = w.size(0);
   BFloat16* o = out.as<BFloat16>();
-  if (!ordered && prefers_panels(x.size(0), kPairGain))
+  if (ordered ? x.size(0) > kTurnedRows : prefers_panels(x.size(0), kPairGain))
     return multiply_panels<PairProducts, 1>(
         x.size(0), reinterpret_cast<const char*>(w.as<BFloat16>()), n, w.size(1) * 2,
         [&](int64_t panel, Word* words) {
@@ -237,9 +238,17 @@ void multiply_bf16(const TensorView& x, const TensorView& w, const BFloat16* bia
         [&](int64_t, int64_t column, const __m512* sums) {
           return plus(*sums, _mm512_set1_ps(bias ? static_cast<float>(bias[column]) : 0.f));
         },
-        o);
+        o, !ordered && has_tiles());
+  if (ordered)
+    return multiply_turned<PairProducts>(
+        reinterpret_cast<const char*>(x.as<BFloat16>()), x.stride(0) * 2, x.size(0),
+        reinterpret_cast<const char*>(w.as<BFloat16>()), n, w.size(1) * 2,
+        [&](int64_t row, int64_t column, int64_t columns, __m512 sums) {
+          const Vec added = bias ? load(bias + column, columns) : Vec(0.f);
+          store(o + row * n + column, Vec(plus(sums, added)), columns);
+        });
   multiply_dots<PairProducts>(
-      x.as<BFloat16>(), x.stride(0), x.size(0), w.as<BFloat16>(), n, w.size(1), ordered,
+      x.as<BFloat16>(), x.stride(0), x.size(0), w.as<BFloat16>(), n, w.size(1),
       [&](int64_t row, int rows, int64_t column, int64_t columns, const float* sums) {
         const __m512 added = for_each_row(bias ? bias + column : nullptr, columns);
         store_sums(o + row * n + column, n, plus(_mm512_loadu_ps(sums), added), rows, columns);
@@ -437,7 +446,7 @@ void multiply_rounded(const TensorView& x, const TensorView& w, const TensorView
   if (prefers_panels(rows, kByteGain))
     return multiply_byte_panels<1>(bytes.data(), rows, padded, w, {row_scales.data(), scale, sum_of, bias}, o);
   multiply_dots<ByteProducts>(
-      bytes.data(), padded, rows, w.as<int8_t>(), n, k, false,
+      bytes.data(), padded, rows, w.as<int8_t>(), n, k,
       [&](int64_t row, int count, int64_t column, int64_t columns, const int32_t* dots) {
         const __m512i whole = _mm512_sub_epi32(_mm512_loadu_si512(dots), taken_out(sum_of + column, columns));
         const __m512 of_rows = _mm512_mul_ps(_mm512_cvtepi32_ps(whole), of_each_row(&row_scales[row], count));

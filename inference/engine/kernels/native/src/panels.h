@@ -213,8 +213,7 @@ struct PanelProduct {
 // in each plane. Threads take columns when they need more, so that one that is held up does not hold up the others.
 template <typename How, int PLANES, typename T, typename Fill, typename Finish>
 void multiply_panels(int64_t rows, const char* w, int64_t n, int64_t bytes, const Fill& fill, const Finish& finish,
-                     T* out) {
-  const bool in_tiles = has_tiles();
+                     T* out, bool in_tiles = has_tiles()) {
   const int64_t most = PLANES == 1 && !in_tiles ? 3 : 2;  // panels at a time
   const int64_t width = in_tiles ? 2 * kBlockColumns : kBlockColumns;
   PanelProduct product{nullptr, w, rows, (rows + kPanelRows - 1) / kPanelRows * PLANES, n, bytes};

@@ -104,37 +104,45 @@ inline void tile(const Left& left, const Unit* right, int64_t right_stride, int6
 }
 
 // Scores of DEEP keys, each in the order of a single token's (decode_attention.h): products by lanes, which are then
-// added up. The units are floats.
-template <int DEEP, int V>
-inline void ordered_tile(const float* const* keys, const float* queries, int64_t units, float* out) {
-  LaneTree<DEEP * V> sums;
-  for (int64_t p = 0; p < kLanes; ++p) {
-    Vec acc[DEEP * V];
-    for (Vec& a : acc) a = Vec(0.f);
-    for (int64_t i = kLaneOrder[p]; i < units; i += kLanes)
-      for (int r = 0; r < DEEP; ++r)
+// added up.
+template <int DEEP, int V, typename Unit>
+inline void ordered_tile(const Unit* const* keys, const Unit* queries, int64_t units, float* out) {
+  constexpr int kPair = kLanes > 1 ? 2 : 1;  // lanes at once, which are added up in registers
+  LaneTree<DEEP * V, kLanes / kPair> sums;
+  for (int64_t p = 0; p < kLanes; p += kPair) {
+    Vec acc[kPair][DEEP * V];
+    for (auto& lane : acc)
+      for (Vec& a : lane) a = Vec(0.f);
+    for (int64_t first = 0; first < units; first += kLanes)
+      unrolled<kPair>([&](auto lane) {
+        const int64_t i = first + kLaneOrder[p + lane];
         for (int v = 0; v < V; ++v)
-          acc[r * V + v] = dot(acc[r * V + v], keys[r] + i, queries + i * kQueryRows + v * kLanes);
-    sums.add(acc);
+          for (int r = 0; r < DEEP; ++r)
+            acc[lane][r * V + v] = dot(acc[lane][r * V + v], keys[r] + i, queries + i * kQueryRows + v * kLanes);
+      });
+    if constexpr (kPair > 1)
+      for (int i = 0; i < DEEP * V; ++i) acc[0][i] = acc[0][i] + acc[1][i];
+    sums.add(acc[0]);
   }
   for (int r = 0; r < DEEP; ++r)
     for (int v = 0; v < V; ++v) sums.total(r * V + v).store(out + r * kQueryRows + v * kLanes);
 }
 
-template <int V>
-__attribute__((noinline)) void ordered_rows(int deep, const float* const* keys, const float* queries, int64_t units,
+template <int V, typename Unit>
+__attribute__((noinline)) void ordered_rows(int deep, const Unit* const* keys, const Unit* queries, int64_t units,
                                             float* out) {
-  switch (deep) {
-    case 1: return ordered_tile<1, V>(keys, queries, units, out);
-    case 2: return ordered_tile<2, V>(keys, queries, units, out);
-    case 3: return ordered_tile<3, V>(keys, queries, units, out);
-    case 4: return ordered_tile<4, V>(keys, queries, units, out);
-    case 5: return ordered_tile<5, V>(keys, queries, units, out);
-    default: return ordered_tile<kDeep, V>(keys, queries, units, out);
+  for (; deep > 0; deep -= 3, keys += 3, out += 3 * kQueryRows) {
+    if (deep >= 3)
+      ordered_tile<3, V>(keys, queries, units, out);
+    else if (deep == 2)
+      ordered_tile<2, V>(keys, queries, units, out);
+    else
+      ordered_tile<1, V>(keys, queries, units, out);
   }
 }
 
-inline void ordered_any(int deep, int wide, const float* const* keys, const float* queries, int64_t units, float* out) {
+template <typename Unit>
+inline void ordered_any(int deep, int wide, const Unit* const* keys, const Unit* queries, int64_t units, float* out) {
   if (wide == 1) return ordered_rows<1>(deep, keys, queries, units, out);
   if constexpr (kWide > 2) {
     if (wide == 2) return ordered_rows<2>(deep, keys, queries, units, out);
@@ -179,10 +187,9 @@ struct PromptTask {
 
 // Ordered: blocks of keys start at multiples of kKeyBlock, and the sums of a query have the order of a single token's
 // (decode_attention.h). Keys that a query does not see add exact zeros to its sums.
-template <typename T, bool ORDERED>
+template <typename T, typename Units, bool ORDERED>
 class PromptWorker {
  public:
-  using Units = std::conditional_t<ORDERED, FloatUnits<T>, Inner<T>>;
   using Unit = typename Units::Unit;
 
   PromptWorker(const Shape& shape, const Pool& key_pool, const Pool& value_pool, const T* keys, const T* values,
@@ -217,7 +224,7 @@ class PromptWorker {
  private:
   static constexpr int64_t kInner = Units::kWidth;
   static constexpr bool kIsWidened = Units::kIsWidened;
-  static constexpr bool kFitsTiles = MILLM_TILES && kInner == 2;
+  static constexpr bool kFitsTiles = MILLM_TILES && kInner == 2 && !ORDERED;
   static constexpr int64_t kSide = 16;                  // rows and words of a tile
   static constexpr int64_t kTileKeys = kSide * kInner;  // keys whose weights fill a row of a tile
 
@@ -504,7 +511,7 @@ inline std::vector<PromptTask> tasks_of(const std::vector<Prompt>& prompts, cons
   return tasks;
 }
 
-template <typename T, bool ORDERED>
+template <typename T, typename Units, bool ORDERED>
 void attend_prompts(const TensorView& query, const TensorView& keys, const TensorView& values, const TensorView& table,
                     const TensorView& starts, const TensorView& counts, const Scoring& how, int64_t window,
                     const TensorView& out) {
@@ -521,7 +528,7 @@ void attend_prompts(const TensorView& query, const TensorView& keys, const Tenso
   const auto tasks = tasks_of(prompts, shape);
   std::atomic<size_t> next{0};
   const auto work = [&](int64_t, int64_t) {
-    PromptWorker<T, ORDERED> worker(shape, key_pool, value_pool, keys.as<T>(), values.as<T>(), how, window);
+    PromptWorker<T, Units, ORDERED> worker(shape, key_pool, value_pool, keys.as<T>(), values.as<T>(), how, window);
     for (size_t i = next++; i < tasks.size(); i = next++)
       worker.run(prompts[tasks[i].prompt], tasks[i], query.as<T>(), query.stride(0), query.stride(1),
                  out.as<T>());
@@ -542,15 +549,27 @@ void attend_tokens(const TensorView& query, const TensorView& keys, const Tensor
   attend_singles<T>(query, keys, values, length, blocks, how, window, out);
 }
 
+// As attend_singles.
+template <typename T>
+void attend_ordered(const TensorView& query, const TensorView& keys, const TensorView& values, const TensorView& table,
+                    const TensorView& starts, const TensorView& counts, const Scoring& how, int64_t window,
+                    const TensorView& out) {
+  if constexpr (kMultipliesPairs<T>)
+    if (query.size(2) % kPairColumns == 0)
+      return attend_prompts<T, Inner<T>, true>(query, keys, values, table, starts, counts, how, window, out);
+  if (query.size(2) % kLanes == 0)
+    attend_prompts<T, FloatUnits<T>, true>(query, keys, values, table, starts, counts, how, window, out);
+  else
+    attend_tokens<T>(query, keys, values, table, starts, counts, how, window, out);
+}
+
 void prompt_attention(const TensorView& query, const TensorView& keys, const TensorView& values,
                       const TensorView& table, const TensorView& starts, const TensorView& counts, const Scoring& how,
                       int64_t window, bool ordered, const TensorView& out) {
-  if (ordered && query.size(2) % kLanes != 0) {
-    MILLM_BY_TYPE(query, attend_tokens<T>(query, keys, values, table, starts, counts, how, window, out));
-  } else if (ordered) {
-    MILLM_BY_TYPE(query, (attend_prompts<T, true>(query, keys, values, table, starts, counts, how, window, out)));
+  if (ordered) {
+    MILLM_BY_TYPE(query, attend_ordered<T>(query, keys, values, table, starts, counts, how, window, out));
   } else {
-    MILLM_BY_TYPE(query, (attend_prompts<T, false>(query, keys, values, table, starts, counts, how, window, out)));
+    MILLM_BY_TYPE(query, (attend_prompts<T, Inner<T>, false>(query, keys, values, table, starts, counts, how, window, out)));
   }
 }
 

@@ -175,9 +175,9 @@ inline float ordered_sum(const Vec& v) {
   return sums[0];
 }
 
-// Adds up vectors that come one after the other, in the order in which four_sums adds up lanes, for SIZE sums side by
-// side: sum number `lane` of kLaneOrder is the lane'th that comes.
-template <int SIZE>
+// Adds up COUNT vectors that come one after the other, in the order in which four_sums adds up lanes, for SIZE sums side
+// by side: sum number `lane` of kLaneOrder is the lane'th that comes. With half as many, neighbours were added before.
+template <int SIZE, int COUNT = kLanes>
 class LaneTree {
  public:
   void add(Vec (&vectors)[SIZE]) {
@@ -187,11 +187,11 @@ class LaneTree {
     for (int i = 0; i < SIZE; ++i) vectors[i].store(sums_[level][i]);
   }
 
-  // After kLanes vectors.
+  // After COUNT vectors.
   Vec total(int i) const { return Vec::loadu(sums_[kLevels][i]); }
 
  private:
-  static constexpr int kLevels = kLanes == 16 ? 4 : kLanes == 8 ? 3 : kLanes == 4 ? 2 : kLanes == 2 ? 1 : 0;
+  static constexpr int kLevels = COUNT == 16 ? 4 : COUNT == 8 ? 3 : COUNT == 4 ? 2 : COUNT == 2 ? 1 : 0;
   int64_t count_ = 0;
   float sums_[kLevels + 1][SIZE][kLanes];
 };
