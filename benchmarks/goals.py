@@ -111,6 +111,13 @@ GOALS = (
     Goal("W4", "TTFT p50 with a shared prefix / without", 0.2, lambda r: r.prefix_cache(), at_most=True),
     Goal("W5", "ITL p99 / ITL p50", 2.0, lambda r: r.stall(), at_most=True),
     Goal(
+        "batch invariance, bf16",
+        "W2: tok/s with it / without",
+        0.9,
+        lambda r: r.value("invariance", "W2: batch invariant, tok/s over off", f"{FULL}-bfloat16"),
+        percent=True,
+    ),
+    Goal(
         "start",
         "s until the demo answers, second start",
         10,

@@ -121,10 +121,10 @@ def manage(*arguments: str, environment: Mapping[str, str]) -> str:
     return run_python("manage.py", *arguments, environment={**clean_environment(), **environment})
 
 
-def manage_all(commands: Iterable[Sequence[str]], *, environment: Mapping[str, str]) -> None:
-    """Run manage.py commands in one process: each process takes seconds of CPU before its command begins."""
+def manage_all(commands: Iterable[Sequence[str]], *, environment: Mapping[str, str]) -> str:
+    """The output of manage.py commands in one process: each process takes seconds of CPU before its command begins."""
     calls = "".join(f"\ncall_command(*{list(command)!r})" for command in commands)
-    manage("shell", "-c", f"from django.core.management import call_command{calls}", environment=environment)
+    return manage("shell", "-c", f"from django.core.management import call_command{calls}", environment=environment)
 
 
 def run_python(*arguments: str, environment: Mapping[str, str]) -> str:

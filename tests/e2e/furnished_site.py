@@ -8,8 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psycopg
 from openai import BadRequestError, NotFoundError, OpenAI
 
+from tests import live
 from tests.conftest import LiveSite
 from tests.embedding_builders import build_embedder
 
@@ -26,11 +28,13 @@ def furnish(site: LiveSite, folder: Path) -> None:
     """Leaves behind profiles, rules and jobs of every kind; for a site of one's own."""
     embedder = build_embedder(folder / "embedder")
     (folder / "pairs.json").write_text(json.dumps(PAIRS), "utf-8")
-    manage = site.server.manage
-    manage("add_model", "vectors", str(embedder), "--dtype", "float32")
-    manage("shell", "-c", PEOPLE_AND_PROFILES)
-    manage("extract_vectors", "rain", str(folder / "pairs.json"), "--model", "demo", "--layer", "1")
-    key = manage("shell", "-c", KEYS).strip().splitlines()[-1]
+    commands = (
+        ("add_model", "vectors", str(embedder), "--dtype", "float32"),
+        ("shell", "-c", PEOPLE_AND_PROFILES),
+        ("extract_vectors", "rain", str(folder / "pairs.json"), "--model", "demo", "--layer", "1"),
+        ("shell", "-c", KEYS),
+    )
+    key = live.manage_all(commands, environment=site.server.environment).strip().splitlines()[-1]
     _ask(OpenAI(base_url=site.api_url, api_key=key, max_retries=0))
     _keep(OpenAI(base_url=site.api_url, api_key="none", max_retries=0))
     _wait_for_jobs(site, RULES_AND_JOBS)
@@ -100,15 +104,15 @@ def _wait_for_jobs(site: LiveSite, begin: str) -> None:
     """Begins jobs, and waits until all but those that are waited for in vain have ended."""
     site.server.manage("shell", "-c", begin)
     deadline = time.monotonic() + WAIT_S
-    while (left := site.server.manage("shell", "-c", OPEN_JOBS).strip().splitlines()[-1]) != "0":
-        assert time.monotonic() < deadline, left
-        time.sleep(1)
+    with psycopg.connect(site.server.environment["MILLM_DATABASE_URL"], autocommit=True) as connection:
+        while left := connection.execute(OPEN_JOBS).fetchall():
+            assert time.monotonic() < deadline, left
+            time.sleep(0.5)
 
 
 OPEN_JOBS = """
-from jobs.models import Job
-open_jobs = Job.objects.filter(state__in=("queued", "running"))
-print(open_jobs.exclude(kind="webhooks.deliver").count())  # to a host that does not exist
+SELECT kind, state FROM jobs_job
+WHERE state IN ('queued', 'running') AND kind <> 'webhooks.deliver'  -- to a host that does not exist
 """
 PEOPLE_AND_PROFILES = """
 from datetime import UTC, datetime
