@@ -14,9 +14,11 @@ from tests.e2e.visitor import Visitor
 pytestmark = pytest.mark.browser
 
 AXE = (Path(__file__).parents[1] / "vendor" / "axe-core" / "axe.min.js").read_text()
-RUN_AXE = "async () => (await axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa']})).violations"
+RUN_AXE = """async () => (await axe.run(document, {
+    runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa'], resultTypes: ['violations'],
+})).violations"""
 RUN_AXE_ON_COLOURS = """async () => (await axe.run(document, {
-    runOnly: {type: 'rule', values: ['color-contrast', 'link-in-text-block']},
+    runOnly: {type: 'rule', values: ['color-contrast', 'link-in-text-block']}, resultTypes: ['violations'],
 })).violations"""
 CLIPPED = """() => [...document.querySelectorAll("fieldset.module, .card")]
     .filter(part => part.clientWidth && part.scrollWidth > part.clientWidth + 1)

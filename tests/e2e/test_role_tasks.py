@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from millm_site.env import DEMO_DIR
 from tests.conftest import LiveSite
-from tests.e2e.test_console import AXE, RUN_AXE
+from tests.e2e.test_console import AXE, RUN_AXE, RUN_AXE_ON_COLOURS
 from tests.e2e.visitor import PASSWORD
 
 pytestmark = pytest.mark.browser
@@ -68,10 +68,10 @@ class Worker:
         width = self.page.viewport_size["width"] if self.page.viewport_size else 0
         assert self.page.evaluate("document.documentElement.scrollWidth") <= width
         self.page.evaluate(AXE)
-        for scheme in ("light", "dark"):
+        for scheme, run in (("light", RUN_AXE), ("dark", RUN_AXE_ON_COLOURS)):
             self.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
             self.page.evaluate("Promise.all(document.getAnimations().map((each) => each.finished))")
-            problems = [(one["id"], each["html"][:160]) for one in self.page.evaluate(RUN_AXE) for each in one["nodes"]]
+            problems = [(one["id"], each["html"][:160]) for one in self.page.evaluate(run) for each in one["nodes"]]
             assert problems == [], name
             if folder := os.environ.get("SCREENSHOTS"):
                 file = f"task-{self._task}-{self._num_steps}-{name}-{width}-{scheme}.png"
