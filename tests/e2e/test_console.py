@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,26 @@ def test_the_bar_shows_the_engine(page: Page, live_site: LiveSite):
     page.goto(f"{live_site.url}/admin/steering/sae/")
     expect(page.locator("#engine-state .words")).to_contain_text("Engine ready")
     expect(page.locator("#live-line")).to_be_hidden()
+
+
+def test_the_dashboard_s_figures_have_a_skeleton_until_they_arrive(page: Page, live_site: LiveSite):
+    waiting = page.locator(":is([data-load], [data-running])[aria-busy=true]")
+    held: list[WebSocketRoute] = []
+    released: list[WebSocketRoute] = []
+
+    def through(line: WebSocketRoute) -> None:
+        if released:
+            line.connect_to_server()
+        else:
+            held.append(line)
+
+    page.route_web_socket("**/admin/live/", through)
+    page.goto(f"{live_site.url}/admin/")
+    expect(waiting.first).to_be_visible()
+    released += held
+    held[-1].close(code=1012)  # the page connects again
+    expect(waiting).to_have_count(0)
+    expect(page.locator("[data-load=kv]")).to_have_text(re.compile(r"\d+ %"))
 
 
 def test_a_lost_connection_is_said_and_tried_again(page: Page, live_site: LiveSite):

@@ -9,6 +9,7 @@ if (figures.length) {
   follow("load", (load) => {
     for (const figure of figures) {
       const value = load?.[figure.dataset.load];
+      figure.removeAttribute("aria-busy");
       if (value === undefined) figure.textContent = "–";
       else if ("percent" in figure.dataset) figure.textContent = `${Math.round(100 * value)} %`;
       else figure.textContent = value.toLocaleString("en");
@@ -22,11 +23,16 @@ if (models.length) {
   follow("models", (states) => {
     for (const row of models) {
       const now = states?.[row.dataset.model];
-      if (!now) continue;
+      const running = row.querySelector("[data-running]");
+      running.removeAttribute("aria-busy");
+      if (!now) {
+        running.textContent ||= "–";
+        continue;
+      }
       const badge = row.querySelector("[data-state]");
       badge.textContent = now.state;
       badge.className = `badge ${STATES[now.state] ?? ""}`;
-      row.querySelector("[data-running]").textContent = now.waiting ? `${now.running} + ${now.waiting}` : now.running;
+      running.textContent = now.waiting ? `${now.running} + ${now.waiting}` : now.running;
       row.querySelector("[data-kv]").value = now.kv;
     }
   });
