@@ -113,7 +113,7 @@ def decode_attention(
     in the last dimension; ``block_table`` int32 ``[n, max_blocks]`` and ``lengths`` int32 ``[n]`` on the CPU. A
     ``window`` of 0 means all tokens, otherwise the last ``window`` ones; ``softcap`` 0 means none. ``sinks`` float32
     ``[heads]`` are scores that take part in the softmax without a value. Sums are float32; with bfloat16 dot products,
-    attention weights are rounded to bfloat16 before they are multiplied by the values, except with ``ordered``.
+    attention weights are rounded to bfloat16 before they are multiplied by the values.
     With ``ordered``, the order of a query's sums depends only on its position, so the result has the same bits whatever
     the other sequences, the blocks and the number of threads are, and in :func:`prompt_attention`.
     Returns ``[n, heads, head_dim]`` in the query's dtype. Fastest if the tokens of a head in a block are adjacent:

@@ -2,6 +2,8 @@
 // Sixteen words of sixteen columns are turned in registers; each is multiplied with the same word of every row.
 #pragma once
 
+#include <vector>
+
 #include "kernels.h"
 #include "panels.h"
 #include "transpose.h"
@@ -11,7 +13,7 @@
 
 namespace millm {
 
-constexpr int kTurnedRows = 8;  // at a time: their sums and the turned words fit the registers
+constexpr int kTurnedRows = 8;  // at most: their sums and the turned words fit the registers
 constexpr int kTurnedColumns = 16;
 
 // The sums of ROWS rows and sixteen columns, rows of `bytes` bytes.
@@ -43,32 +45,27 @@ inline void turned_tile(const char* x, int64_t x_stride, const char* w, int64_t 
   for (int r = 0; r < ROWS; ++r) out[r] = acc[r];
 }
 
-// All of a product with w, n rows of `bytes` bytes; put(row, column, columns, sums) takes up to 16 columns of a row.
+// All of a product of up to kTurnedRows rows with w, n rows of `bytes` bytes; put(row, column, columns, sums) takes up to
+// 16 columns of a row.
 template <typename How, typename Put>
 void multiply_turned(const char* x, int64_t x_stride, int64_t rows, const char* w, int64_t n, int64_t bytes, const Put& put) {
-  const int64_t block = kTurnedColumns * bytes, passes = (rows + kTurnedRows - 1) / kTurnedRows;
-  const int64_t most = (rows + passes - 1) / passes;
-  parallel_for(0, (n + kTurnedColumns - 1) / kTurnedColumns, std::max<int64_t>(1, 262144 / block), [&](int64_t begin, int64_t end) {
+  const int64_t block = kTurnedColumns * bytes, blocks = (n + kTurnedColumns - 1) / kTurnedColumns;
+  parallel_for(0, blocks, std::max<int64_t>(1, 262144 / block), [&](int64_t begin, int64_t end) {
     std::vector<char> padded;  // of columns that do not fill a block, with zeros behind them
     for (int64_t b = begin; b < end; ++b) {
       const int64_t column = b * kTurnedColumns, columns = std::min<int64_t>(kTurnedColumns, n - column);
-      const char* weights = w + b * block;
+      const char *weights = w + b * block, *next = b + 1 < end ? weights + block : nullptr;
+      const Ahead ahead = Ahead::share(next, std::min(block, (n - column - kTurnedColumns) * bytes), 0, 1, bytes / 64 + 1);
       if (columns < kTurnedColumns) {
         padded.resize(block);
         std::memcpy(padded.data(), weights, columns * bytes);
         weights = padded.data();
       }
-      for (int64_t row = 0, pass = 0; row < rows; row += most, ++pass) {
-        const char* next = b + 1 < end ? w + (b + 1) * block : nullptr;
-        const Ahead ahead = Ahead::share(next, std::min<int64_t>(kTurnedColumns, n - column - kTurnedColumns) * bytes, pass,
-                                         passes, bytes / 64 + 1);
-        const int64_t take = std::min(most, rows - row);
-        typename How::Sums sums[kTurnedRows];
-        unrolled<kTurnedRows>([&](auto i) {
-          if (i + 1 == take) turned_tile<How, i + 1>(x + row * x_stride, x_stride, weights, bytes, ahead, sums);
-        });
-        for (int64_t r = 0; r < take; ++r) put(row + r, column, columns, sums[r]);
-      }
+      typename How::Sums sums[kTurnedRows];
+      unrolled<kTurnedRows>([&](auto i) {
+        if (i + 1 == rows) turned_tile<How, i + 1>(x, x_stride, weights, bytes, ahead, sums);
+      });
+      for (int64_t r = 0; r < rows; ++r) put(r, column, columns, sums[r]);
     }
   });
 }
