@@ -142,7 +142,8 @@ class FusedAttention:
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        if not is_packed_call(self.module, hidden_states, position_embeddings, past_key_values):
+        name = packed_implementation(self.module, hidden_states, position_embeddings, past_key_values)
+        if name is None:
             return self.original(  # type: ignore[no-any-return]
                 hidden_states=hidden_states,
                 position_embeddings=position_embeddings,
@@ -151,7 +152,6 @@ class FusedAttention:
                 **kwargs,
             )
         m: Any = self.module
-        name = m.config._attn_implementation
         shape = (hidden_states.shape[1], -1, m.head_dim)
         assert position_embeddings is not None, "the rotary embedding covers whole heads"
         cos, sin = position_embeddings[0][0], position_embeddings[1][0]
@@ -162,15 +162,20 @@ class FusedAttention:
         return m.o_proj(mixed.reshape(1, shape[0], -1)), weights
 
 
-def is_packed_call(module: Any, hidden_states: Tensor, position_embeddings: Any, past_key_values: Any) -> bool:
-    """Return whether the fused form of an attention module supports such a call."""
-    return (
-        module.config._attn_implementation in {attention.NAME, PROBE}
-        and past_key_values is None
+def packed_implementation(
+    module: Any, hidden_states: Tensor, position_embeddings: Any, past_key_values: Any
+) -> str | None:
+    """Return the name of the attention function; None if the fused form of the module does not support the call."""
+    is_supported = (
+        past_key_values is None
         and hidden_states.shape[0] == 1
         and not hidden_states.requires_grad
         and rotates_whole_heads(position_embeddings, module.head_dim)
     )
+    if not is_supported:
+        return None
+    name: str = module.config._attn_implementation  # read once: transformers takes a dozen calls for it
+    return name if name in {attention.NAME, PROBE} else None
 
 
 def rotates_whole_heads(position_embeddings: Any, head_dim: Any) -> bool:

@@ -26,8 +26,8 @@ from inference.engine.kernels.fused_modules import (
     agree,
     head_norms,
     hooks_inside,
-    is_packed_call,
     layer_norms,
+    packed_implementation,
     probed_attention,
     random_input,
     rotates_whole_heads,
@@ -59,7 +59,8 @@ class GpuAttention:
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        if not is_packed_call(self.module, hidden_states, position_embeddings, past_key_values):
+        name = packed_implementation(self.module, hidden_states, position_embeddings, past_key_values)
+        if name is None:
             return self.original(
                 hidden_states=hidden_states,
                 position_embeddings=position_embeddings,
@@ -69,7 +70,6 @@ class GpuAttention:
             )
         assert position_embeddings is not None, "the rotary embedding covers whole heads"
         cos, sin = position_embeddings[0][0], position_embeddings[1][0]
-        name = self.module.config._attn_implementation
         batch = attention.batch_of(kwargs.get("packed_batch"))
         if name == attention.NAME and isinstance(batch, PackedBatch) and batch.varlen is not None:
             return self.attend(hidden_states[0], cos, sin, batch).unsqueeze(0), None
