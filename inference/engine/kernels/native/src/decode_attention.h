@@ -107,6 +107,22 @@ inline __m512 in_columns(__m512 front, __m512 back, int half) {
   return _mm512_permutex2var_ps(front, half ? _mm512_add_epi32(first, _mm512_set1_epi32(8)) : first, back);
 }
 
+// sums += the values of two tokens times their weights, for CHUNKS times 32 columns. pairs[g * stride] has the weights of
+// head g.
+template <int GROUP, int CHUNKS>
+inline __attribute__((always_inline)) void add_pair(const BFloat16* even, const BFloat16* odd, const int32_t* pairs,
+                                                    int64_t stride, __m512 (&sums)[GROUP][2 * CHUNKS]) {
+  for (int c = 0; c < CHUNKS; ++c) {
+    const __m512i a = _mm512_loadu_si512(even + 32 * c), b = _mm512_loadu_si512(odd + 32 * c);
+    const __m512bh front = (__m512bh)_mm512_unpacklo_epi16(a, b), back = (__m512bh)_mm512_unpackhi_epi16(a, b);
+    for (int g = 0; g < GROUP; ++g) {
+      const __m512bh weight = (__m512bh)_mm512_set1_epi32(pairs[g * stride]);
+      sums[g][2 * c] = _mm512_dpbf16_ps(sums[g][2 * c], front, weight);
+      sums[g][2 * c + 1] = _mm512_dpbf16_ps(sums[g][2 * c + 1], back, weight);
+    }
+  }
+}
+
 // acc[g] = fade[g] * acc[g] + sum over the tile of weight[g][t] * values[t], for CHUNKS times 32 columns: products of
 // pairs of tokens, so the weights are bfloat16. pairs[g][t / 2] has those of tokens t and t + 1.
 template <int GROUP, int CHUNKS>
@@ -120,14 +136,8 @@ inline void mix_pairs(float* acc, int64_t padded, const float* fade, const int32
     for (int c = 0; c < CHUNKS; ++c) {
       fetch_ahead(ahead + t * stride + 32 * c);
       fetch_ahead(ahead + (t + 1) * stride + 32 * c);
-      const __m512i a = _mm512_loadu_si512(even + 32 * c), b = _mm512_loadu_si512(odd + 32 * c);
-      const __m512bh front = (__m512bh)_mm512_unpacklo_epi16(a, b), back = (__m512bh)_mm512_unpackhi_epi16(a, b);
-      for (int g = 0; g < GROUP; ++g) {
-        const __m512bh weight = (__m512bh)_mm512_set1_epi32(pairs[g][t / 2]);
-        sums[g][2 * c] = _mm512_dpbf16_ps(sums[g][2 * c], front, weight);
-        sums[g][2 * c + 1] = _mm512_dpbf16_ps(sums[g][2 * c + 1], back, weight);
-      }
     }
+    add_pair<GROUP, CHUNKS>(even, odd, pairs[0] + t / 2, kTile / 2, sums);
   }
   for (int g = 0; g < GROUP; ++g)
     for (int c = 0; c < CHUNKS; ++c)
@@ -584,15 +594,7 @@ class SingleWorker {
       const T *even = now_.values[std::max(t, skipped)] + from, *odd = now_.values[std::min(t + 1, count - 1)] + from;
       for (int64_t next = t; next < std::min(t + 2, ahead_.count); ++next)
         fetch_row(ahead_.values[next] + from, CHUNKS * kPairColumns);
-      for (int c = 0; c < CHUNKS; ++c) {
-        const __m512i a = _mm512_loadu_si512(even + 32 * c), b = _mm512_loadu_si512(odd + 32 * c);
-        const __m512bh front = (__m512bh)_mm512_unpacklo_epi16(a, b), back = (__m512bh)_mm512_unpackhi_epi16(a, b);
-        for (int g = 0; g < GROUP; ++g) {
-          const __m512bh weight = (__m512bh)_mm512_set1_epi32(pairs_[g][t / 2]);
-          sums[g][2 * c] = _mm512_dpbf16_ps(sums[g][2 * c], front, weight);
-          sums[g][2 * c + 1] = _mm512_dpbf16_ps(sums[g][2 * c + 1], back, weight);
-        }
-      }
+      add_pair<GROUP, CHUNKS>(even, odd, pairs_[0] + t / 2, kOrderedBlock / 2, sums);
     }
     for (int g = 0; g < GROUP; ++g)
       for (int v = 0; v < 2 * CHUNKS; ++v) _mm512_storeu_ps(mixed + g * shape_.padded + from + v * kLanes, sums[g][v]);
