@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
-from playwright.sync_api import TimeoutError as PlaywrightTimeoutError
 
 from tests.conftest import LiveSite
 from tests.e2e.test_console import AXE, RUN_AXE
@@ -107,22 +106,40 @@ def test_a_feature_of_a_token_leads_to_its_page_and_colours_the_answers(playgrou
     expect(opened.value.locator("#content h1")).to_contain_text(name.split()[0])
 
 
+def choose_feature(page: Page, label: str) -> None:
+    page.get_by_label("Feature (label or index)").fill(label)
+    page.locator(".colours .found button", has_text=label).first.click()
+
+
 def test_a_feature_that_is_silent_is_said_to_be(playground: Page):
     run_all(playground)
     playground.get_by_label("Colour tokens by").select_option("feature")
-    box = playground.get_by_label("Feature (label or index)")
-    silent = playground.locator(".legend-words", has_text="The feature is not active on these tokens.")
-    for number in range(8):  # of features of a city of tool calls, most fire in no story
-        box.fill("")
-        box.fill("tehran")
+    choose_feature(playground, "goat stories: bleated")  # the rarest of the demo's features
+    expect(playground.locator(".legend-words")).to_have_text("The feature is not active on these tokens.")
+
+
+def test_values_of_a_feature_that_come_late_do_not_replace_those_of_a_newer_choice(playground: Page):
+    run_all(playground)
+    held: list[Route] = []
+
+    def hold_first_two(route: Route) -> None:
+        held.append(route) if len(held) < 2 else route.continue_()
+
+    playground.route("**/admin/playground/inspect", hold_first_two)
+    playground.get_by_label("Colour tokens by").select_option("feature")
+    choose_feature(playground, "kitten")  # column 2 writes about one
+    for _ in range(100):
+        if len(held) == 2:  # one of each column
+            break
+        playground.wait_for_timeout(50)
+    choose_feature(playground, "goat stories: bleated")
+    legend = playground.locator(".legend-words")
+    expect(legend).to_have_text("The feature is not active on these tokens.")
+    for route in held:
         with playground.expect_response("**/admin/playground/inspect"):
-            playground.locator(".colours .found button").nth(number).click()
-        try:
-            silent.wait_for(timeout=3_000)  # the answers of both columns are drawn some time after they came
-        except PlaywrightTimeoutError:
-            continue
-        break
-    expect(silent).to_be_visible()
+            route.continue_()
+    playground.wait_for_timeout(300)
+    expect(legend).to_have_text("The feature is not active on these tokens.")
 
 
 def test_what_was_copied_goes_when_something_else_is_chosen(playground: Page):

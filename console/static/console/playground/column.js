@@ -122,7 +122,8 @@ export class Column {
     if (feature) Object.assign(fields, { sae: feature.sae, feature: feature.index });
     try {
       const found = await (await post(this._page.choices.urls.inspect, fields)).json();
-      if (tokens !== this._answer.tokens) return; // a newer run replaced the answer
+      const selected = this._page.feature();
+      if (tokens !== this._answer.tokens || (selected && selected !== feature)) return; // a newer answer or feature
       const line = this.root.querySelector(".answer-kl");
       line.textContent = tokens.compare(found);
       if (line.textContent) line.append(...this._headline());
