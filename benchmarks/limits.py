@@ -18,6 +18,7 @@ from benchmarks.record import Record
 from benchmarks.shapes import Shape
 from benchmarks.subject import echo
 from inference.engine.kernels import native
+from inference.engine.kernels.layouts import interleaved
 from inference.engine.kernels.linear_kinds import PackedLinear, RowsLinear, can_pack, can_read_rows
 from inference.torch_threads import borrowed_workers
 
@@ -85,8 +86,8 @@ def _products(
     ways: list[Callable[[], Tensor]] = [lambda: functional.linear(rows, weight)]
     if device.type == "cpu":
         native.activate()
-        kinds = ((PackedLinear, can_pack), (RowsLinear, can_read_rows))
-        ways += [partial(kind(weight, None), rows) for kind, is_possible in kinds if is_possible(dtype)]
+        kinds = ((PackedLinear, can_pack, weight), (RowsLinear, can_read_rows, interleaved(weight)))
+        ways += [partial(kind(as_stored, None), rows) for kind, is_possible, as_stored in kinds if is_possible(dtype)]
     return [(way, 2 * GEMM_ROWS * width * height) for way in ways]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from inference.engine.kernels import native
-from inference.engine.kernels.pages import in_huge_pages
+from inference.engine.kernels.layouts import INTERLEAVED, interleaved, is_interleaved, row_major, sizes_of
 from inference.engine.kernels.row_tiles import by_tiles
 
 FEW_ROWS = 192  # up to here our 16-bit products are faster than F.linear, which repacks the weight at each call
@@ -50,7 +50,7 @@ class FastLinear(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self.out_features, self.in_features = weight.shape
+        self.out_features, self.in_features = sizes_of(weight)
         self.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -69,9 +69,19 @@ class FastLinear(nn.Module):
         return None
 
     def tail(self, start: int) -> Self:
-        """Return the product of outputs ``start`` and later with the same memory, for kinds that have operands."""
+        """Return the product of outputs ``start`` and later, for kinds that have operands.
+
+        It has the same memory, unless an interleaved weight cannot be cut there.
+        """
+
+        def cut(buffer: Tensor | None) -> Tensor | None:
+            if buffer is None or not is_interleaved(buffer):
+                return None if buffer is None else buffer[start:]
+            whole_blocks = start % INTERLEAVED == 0
+            return buffer[start // INTERLEAVED :] if whole_blocks else row_major(buffer)[start:].contiguous()
+
         part = copy(self)
-        part._buffers = {name: None if buffer is None else buffer[start:] for name, buffer in self._buffers.items()}
+        part._buffers = {name: cut(buffer) for name, buffer in self._buffers.items()}
         part.out_features = self.out_features - start
         return part
 
@@ -131,8 +141,9 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 
 class RowsLinear(FastLinear):
-    """16-bit weights in their original layout, read by our own kernel: faster than oneDNN's layout up to about 20 rows.
+    """16-bit weights, row-major or :func:`interleaved`, read by our own kernels.
 
+    Row-major ones are faster than oneDNN's layout up to about 20 rows, interleaved ones for any number.
     Beyond ``_most_rows`` oneDNN multiplies, which converts the layout at each call. On a processor that does not
     compute in the dtype, where oneDNN would be eight times slower than in float32, the weight is widened part by part
     instead. The weight may be shared (tied embeddings).
@@ -151,7 +162,7 @@ class RowsLinear(FastLinear):
         return self._product(rows).view(*x.shape[:-1], self.out_features)
 
     def weight_parts(self) -> Iterator[Tensor]:
-        return _float_parts(self.weight)
+        return _float_parts(row_major(self.weight))
 
     def operands(self) -> Operands | None:
         return Operands([self.weight], self.bias, self._few_rows) if native.active().has_products else None
@@ -160,9 +171,10 @@ class RowsLinear(FastLinear):
         if len(rows) <= self._few_rows and native.active().has_products:
             out: Tensor = torch.ops.millm_native.linear_rows.default(rows, self.weight, self.bias)
             return out
+        weight = row_major(self.weight)
         if self._is_computed or len(rows) <= FEW_UNWIDENED_ROWS:
-            return functional.linear(rows, self.weight, self.bias)
-        return widened_product(rows, self.weight, self.bias)
+            return functional.linear(rows, weight, self.bias)
+        return widened_product(rows, weight, self.bias)
 
 
 def _most_rows(dtype: torch.dtype) -> int:
@@ -228,7 +240,9 @@ class PlainLinear(FastLinear):
 
 
 class Int8Linear(FastLinear):
-    """int8 weights with a scale per row. Activations keep their dtype (16-bit integers in the C++ kernel)."""
+    """int8 weights, row-major or :func:`interleaved`, with a scale per output. Activations keep their dtype (16-bit
+    integers in the C++ kernels).
+    """
 
     weight: Tensor
     scales: Tensor
@@ -237,7 +251,7 @@ class Int8Linear(FastLinear):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
         rounded, scales = quantise(weight.detach())
-        self.register_buffer("weight", in_huge_pages(rounded), persistent=False)
+        self.register_buffer("weight", self._laid_out(rounded), persistent=False)
         self.register_buffer("scales", scales, persistent=False)
         sums = [part.sum(1, dtype=torch.int32) for part in torch.split(rounded, WIDENED_AT_ONCE)]
         self.register_buffer("sums", torch.cat(sums), persistent=False)
@@ -249,15 +263,18 @@ class Int8Linear(FastLinear):
 
     def weight_parts(self) -> Iterator[Tensor]:
         scales = torch.split(self.scales.unsqueeze(1), WIDENED_AT_ONCE)
-        return (part * scale for part, scale in zip(_float_parts(self.weight), scales, strict=True))
+        return (part * scale for part, scale in zip(_float_parts(row_major(self.weight)), scales, strict=True))
 
     def operands(self) -> Operands | None:
         has_kernel = native.active().has_products
         return Operands([self.weight, self.scales, self.sums], self.bias, self._few_rows) if has_kernel else None
 
+    def _laid_out(self, weight: Tensor) -> Tensor:
+        return interleaved(weight)
+
     def dequantised(self) -> Tensor:
         """Return the dequantised weight, ``[out, in]`` float32."""
-        return self.weight.float() * self.scales.unsqueeze(1)
+        return row_major(self.weight).float() * self.scales.unsqueeze(1)
 
     def _product(self, rows: Tensor) -> Tensor:
         if len(rows) > self._few_rows:
@@ -269,17 +286,17 @@ class Int8Linear(FastLinear):
             return out
         if self.in_features % INT8PACK_MULTIPLE:
             return self._whole_product(rows)
-        out = torch.ops.aten._weight_int8pack_mm(rows.contiguous(), self.weight, self.scales.to(rows.dtype))
+        out = torch.ops.aten._weight_int8pack_mm(rows.contiguous(), row_major(self.weight), self.scales.to(rows.dtype))
         return out if self.bias is None else out + self.bias
 
     def _whole_product(self, rows: Tensor) -> Tensor:
         """Compute with dequantised weights. int8 values are exact in all float dtypes; only the result is rounded."""
         if not is_computed(rows.dtype):
-            return widened_product(rows, self.weight, self.bias, self.scales)
+            return widened_product(rows, row_major(self.weight), self.bias, self.scales)
         parts = [
             functional.linear(rows, part.to(rows.dtype)).mul_(scales)
             for part, scales in zip(
-                torch.split(self.weight, DEQUANTISED_AT_ONCE),
+                torch.split(row_major(self.weight), DEQUANTISED_AT_ONCE),
                 torch.split(self.scales, DEQUANTISED_AT_ONCE),
                 strict=True,
             )
@@ -305,8 +322,10 @@ class RoundedInt8Linear(Int8Linear):
 
 
 class OrderedLinear(FastLinear):
-    """A weight of floats in its original layout, for batch invariance on a CPU: the order in which the products of a
-    result are added does not depend on the number of rows. The weight may be shared (tied embeddings).
+    """A weight of floats, row-major or :func:`interleaved`, for batch invariance on a CPU.
+
+    The order in which the products of a result are added does not depend on the number of rows. The weight may be
+    shared (tied embeddings).
     """
 
     weight: Tensor
@@ -320,7 +339,7 @@ class OrderedLinear(FastLinear):
         return self._product(rows).view(*x.shape[:-1], self.out_features)
 
     def weight_parts(self) -> Iterator[Tensor]:
-        return _float_parts(self.weight)
+        return _float_parts(row_major(self.weight))
 
     def operands(self) -> Operands | None:
         return Operands([self.weight], self.bias, ALL_ROWS) if native.active().has_products else None
@@ -329,7 +348,7 @@ class OrderedLinear(FastLinear):
         if native.active().has_products:
             out: Tensor = torch.ops.millm_native.linear_rows.default(rows, self.weight, self.bias, ordered=True)
             return out
-        return tiled_product(rows, self.weight, self.bias)
+        return tiled_product(rows, row_major(self.weight), self.bias)
 
 
 class OrderedInt8Linear(Int8Linear):
@@ -346,7 +365,7 @@ class OrderedInt8Linear(Int8Linear):
                 rows, self.weight, self.scales, self.sums, self.bias, ordered=True
             )
             return out
-        return tiled_product(rows, self.weight, self.bias, self.scales)
+        return tiled_product(rows, row_major(self.weight), self.bias, self.scales)
 
 
 def tiled_product(rows: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None) -> Tensor:
@@ -367,6 +386,9 @@ class GpuInt8Linear(Int8Linear):
     def __init__(self, weight: Tensor, bias: Tensor | None, few_rows: int) -> None:
         super().__init__(weight, bias)
         self.few_rows = few_rows
+
+    def _laid_out(self, weight: Tensor) -> Tensor:
+        return weight
 
     def operands(self) -> Operands | None:
         return None

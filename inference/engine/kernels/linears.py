@@ -1,9 +1,9 @@
 """Replace the ``nn.Linear`` modules of a loaded model with faster ones.
 
-Projections of the same input (query, key and value; gate and up) become one product. 16-bit weights stay unpacked if
-our kernel reads them or oneDNN is slow with them. Otherwise, and in float32, oneDNN packs them; a head shared with the
-embeddings is copied for it. With batch invariance only our kernels compute products, or tiles of one shape. On a GPU
-products are only combined, or use int8 weights.
+Projections of the same input (query, key and value; gate and up) become one product. 16-bit weights get the layout that
+our kernels read, or keep theirs where oneDNN is slow with them. Otherwise, and in float32, oneDNN packs them; a head
+shared with the embeddings is copied for it. With batch invariance only our kernels compute products, or tiles of one
+shape. On a GPU products are only combined, or use int8 weights.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from inference.engine.kernels.int8_trial import few_packed_rows
+from inference.engine.kernels.layouts import can_interleave, interleaved, interleaved_embedding
 from inference.engine.kernels.linear_kinds import (
     FastLinear,
     GpuInt8Linear,
@@ -111,11 +112,11 @@ def _fast_linear(weight: Tensor, bias: Tensor | None, options: _Options) -> Fast
     if options.batch_invariant:
         if weights == "int8":
             return OrderedInt8Linear(weight, bias)
-        return OrderedLinear(in_huge_pages(weight.detach()), bias)
+        return OrderedLinear(interleaved(weight.detach(), ordered=True), bias)
     if weights == "int8":
         return Int8Linear(weight, bias)
     if can_read_rows(weight.dtype):
-        return RowsLinear(in_huge_pages(weight.detach()), bias)
+        return RowsLinear(interleaved(weight.detach()), bias)
     return PackedLinear(weight, bias)
 
 
@@ -147,12 +148,24 @@ def _replace_head(module: nn.Module, head: nn.Module, options: _Options) -> int:
         return 0
     stays = options.batch_invariant or can_read_rows(head.weight.dtype)
     if options.weights == "native" and _is_tied(module, head) and stays:
-        head.weight.data = in_huge_pages(head.weight.data)  # also for tied embeddings: it is one parameter
-        fast: FastLinear = (OrderedLinear if options.batch_invariant else RowsLinear)(head.weight, head.bias)
+        weight = _shared(module, head, ordered=options.batch_invariant)
+        fast: FastLinear = (OrderedLinear if options.batch_invariant else RowsLinear)(weight, head.bias)
     else:
         fast = _fast_linear(head.weight, head.bias, options)
     module.set_output_embeddings(fast)  # type: ignore[operator]
     return 1
+
+
+def _shared(module: nn.Module, head: nn.Linear, *, ordered: bool) -> Tensor:
+    """Return the weight of a tied head in the layout of our kernels, and let the embeddings use it too."""
+    if can_interleave(head.weight, ordered=ordered):
+        weight = interleaved(head.weight.detach(), ordered=ordered)
+        embeddings = interleaved_embedding(module.get_input_embeddings(), weight)  # type: ignore[operator]
+        if embeddings is not None:
+            module.set_input_embeddings(embeddings)  # type: ignore[operator]
+            return weight
+    head.weight.data = in_huge_pages(head.weight.data)  # also for the embeddings: it is one parameter
+    return head.weight
 
 
 def _is_tied(module: nn.Module, head: nn.Linear) -> bool:

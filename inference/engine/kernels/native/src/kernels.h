@@ -39,7 +39,12 @@ enum class Activation { kSilu, kGeluTanh };
 void gate_rows(const TensorView& gate, const TensorView& up, Activation activation, const TensorView& out);
 void add_rows(const TensorView& x, const TensorView& out);  // out += x
 
-// Products with a weight [n, k] of the rows' type, or of bytes; bias may be null. Ordered: the order in which the
+// The weight [n, k] as [n / 16, words, 16, numbers of a word], a word of sixteen outputs after the other. Of bfloat16 and
+// bytes, where the processor has dot products of them; n in blocks of sixteen, k in words of four bytes.
+void interleave(const TensorView& weight, const TensorView& out);
+inline bool is_interleaved(const TensorView& weight) { return weight.dims == 4; }
+
+// Products with a weight [n, k], or interleaved, of the rows' type, or of bytes; bias may be null. Ordered: the order in which the
 // products of one result are added does not depend on the number of rows. Rounded: activations become 8-bit integers,
 // which needs the processor's dot products of bytes (elsewhere they would gain nothing and keep 16 bits).
 void multiply_rows(const TensorView& x, const TensorView& weight, const TensorView* bias, bool ordered,

@@ -8,9 +8,9 @@
 #include <cmath>
 #include <vector>
 
+#include "interleaved.h"
 #include "kernels.h"
 #include "panels.h"
-#include "turned.h"
 #include "vectors.h"
 #include "wide_linear.h"
 
@@ -224,11 +224,22 @@ struct PairProducts {
   static float total(Sums sums) { return _mm512_reduce_add_ps(sums); }
 };
 
+// The order of sums is that of panels.
+void multiply_interleaved_bf16(const TensorView& x, const TensorView& w, const BFloat16* bias, const TensorView& out) {
+  multiply_interleaved<PairProducts, 1>(
+      reinterpret_cast<const Word*>(x.as<BFloat16>()), x.stride(0) / 2, x.size(0),
+      reinterpret_cast<const Word*>(w.as<BFloat16>()), out.size(1), w.size(1),
+      [&](int64_t, int64_t column, const __m512 (&sums)[1]) {
+        return plus(sums[0], bias ? static_cast<__m512>(load(bias + column)) : _mm512_setzero_ps());
+      },
+      out.as<BFloat16>());
+}
+
 // Ordered: each sum adds its pairs one after the other, for any number of rows.
 void multiply_bf16(const TensorView& x, const TensorView& w, const BFloat16* bias, bool ordered, const TensorView& out) {
   const int64_t n = w.size(0);
   BFloat16* o = out.as<BFloat16>();
-  if (ordered ? x.size(0) > kTurnedRows : prefers_panels(x.size(0), kPairGain))
+  if (ordered || prefers_panels(x.size(0), kPairGain))
     return multiply_panels<PairProducts, 1>(
         x.size(0), reinterpret_cast<const char*>(w.as<BFloat16>()), n, w.size(1) * 2,
         [&](int64_t panel, Word* words) {
@@ -239,14 +250,6 @@ void multiply_bf16(const TensorView& x, const TensorView& w, const BFloat16* bia
           return plus(*sums, _mm512_set1_ps(bias ? static_cast<float>(bias[column]) : 0.f));
         },
         o, !ordered && has_tiles());
-  if (ordered)
-    return multiply_turned<PairProducts>(
-        reinterpret_cast<const char*>(x.as<BFloat16>()), x.stride(0) * 2, x.size(0),
-        reinterpret_cast<const char*>(w.as<BFloat16>()), n, w.size(1) * 2,
-        [&](int64_t row, int64_t column, int64_t columns, __m512 sums) {
-          const Vec added = bias ? load(bias + column, columns) : Vec(0.f);
-          store(o + row * n + column, Vec(plus(sums, added)), columns);
-        });
   multiply_dots<PairProducts>(
       x.as<BFloat16>(), x.stride(0), x.size(0), w.as<BFloat16>(), n, w.size(1),
       [&](int64_t row, int rows, int64_t column, int64_t columns, const float* sums) {
@@ -405,6 +408,16 @@ struct ByteScales {
   const float *rows, *columns;
   const int32_t* sums;
   const T* bias;
+
+  // Of the sums in each plane, what to take out of them, the scales and the bias.
+  template <int PLANES>
+  static __m512 result(const __v16si (&of_planes)[PLANES], __m512i taken, __m512 of_rows, __m512 of_columns,
+                       __m512 added) {
+    __m512 whole = _mm512_cvtepi32_ps(_mm512_sub_epi32((__m512i)of_planes[0], taken));
+    if constexpr (PLANES == 2)
+      whole = _mm512_fmadd_ps(_mm512_set1_ps(256.f), whole, _mm512_cvtepi32_ps((__m512i)of_planes[1]));
+    return plus(_mm512_mul_ps(_mm512_mul_ps(whole, of_rows), of_columns), added);
+  }
 };
 
 // The product of bytes in PLANES planes [rows, padded], one after the other: the high and the low ones, or one.
@@ -419,21 +432,35 @@ void multiply_byte_panels(const uint8_t* planes, int64_t rows, int64_t padded, c
       },
       [&](int64_t row, int64_t column, const __v16si* sums) {
         const __m512i taken = _mm512_slli_epi32(_mm512_set1_epi32(scales.sums[column]), 7);
-        __m512 whole = _mm512_cvtepi32_ps(_mm512_sub_epi32((__m512i)sums[0], taken));
-        if constexpr (PLANES == 2)
-          whole = _mm512_fmadd_ps(_mm512_set1_ps(256.f), whole, _mm512_cvtepi32_ps((__m512i)sums[1]));
-        const __m512 of_rows = load(scales.rows + row, rows - row);
-        const __m512 scaled = _mm512_mul_ps(_mm512_mul_ps(whole, of_rows), _mm512_set1_ps(scales.columns[column]));
-        return plus(scaled, _mm512_set1_ps(scales.bias ? static_cast<float>(scales.bias[column]) : 0.f));
+        __v16si of_planes[PLANES];
+        for (int p = 0; p < PLANES; ++p) of_planes[p] = sums[p];
+        return scales.result(of_planes, taken, load(scales.rows + row, rows - row),
+                             _mm512_set1_ps(scales.columns[column]),
+                             _mm512_set1_ps(scales.bias ? static_cast<float>(scales.bias[column]) : 0.f));
       },
       out);
+}
+
+// The same with an interleaved weight; the planes of a row lie one after the other.
+template <int PLANES, typename T>
+void multiply_interleaved_bytes(const uint8_t* planes, int64_t rows, int64_t padded, const TensorView& w,
+                                const ByteScales<T>& scales, const TensorView& out) {
+  multiply_interleaved<ByteProducts, PLANES>(
+      reinterpret_cast<const Word*>(planes), padded / 4, rows, reinterpret_cast<const Word*>(w.as<int8_t>()),
+      out.size(1), w.size(1),
+      [&](int64_t row, int64_t column, const __v16si (&sums)[PLANES]) {
+        const __m512i taken = _mm512_slli_epi32(_mm512_loadu_si512(scales.sums + column), 7);
+        return scales.result(sums, taken, _mm512_set1_ps(scales.rows[row]), load(scales.columns + column),
+                             scales.bias ? static_cast<__m512>(load(scales.bias + column)) : _mm512_setzero_ps());
+      },
+      out.as<T>());
 }
 
 // The products of bytes, whose activations are rounded to 8 bits; sums take the 128 of each out again.
 template <typename T>
 void multiply_rounded(const TensorView& x, const TensorView& w, const TensorView& scales, const TensorView& sums,
                       const T* bias, const TensorView& out) {
-  const int64_t rows = x.size(0), k = w.size(1), n = w.size(0), padded = (k + kBytes - 1) / kBytes * kBytes;
+  const int64_t rows = x.size(0), k = x.size(1), n = out.size(1), padded = (k + kBytes - 1) / kBytes * kBytes;
   std::vector<uint8_t> bytes(rows * padded);
   std::vector<float> row_scales(rows);
   parallel_for(0, rows, std::max<int64_t>(1, 32768 / k), [&](int64_t begin, int64_t end) {
@@ -443,8 +470,9 @@ void multiply_rounded(const TensorView& x, const TensorView& w, const TensorView
   const float* scale = scales.as<float>();
   const int32_t* sum_of = sums.as<int32_t>();
   T* o = out.as<T>();
-  if (prefers_panels(rows, kByteGain))
-    return multiply_byte_panels<1>(bytes.data(), rows, padded, w, {row_scales.data(), scale, sum_of, bias}, o);
+  const ByteScales<T> all_scales{row_scales.data(), scale, sum_of, bias};
+  if (is_interleaved(w)) return multiply_interleaved_bytes<1>(bytes.data(), rows, padded, w, all_scales, out);
+  if (prefers_panels(rows, kByteGain)) return multiply_byte_panels<1>(bytes.data(), rows, padded, w, all_scales, o);
   multiply_dots<ByteProducts>(
       bytes.data(), padded, rows, w.as<int8_t>(), n, k,
       [&](int64_t row, int count, int64_t column, int64_t columns, const int32_t* dots) {
@@ -460,21 +488,23 @@ void multiply_rounded(const TensorView& x, const TensorView& w, const TensorView
 template <typename T>
 void multiply_bytes(const TensorView& x, const TensorView& w, const TensorView& scales, const TensorView& sums,
                     const T* bias, const TensorView& out) {
-  const int64_t rows = x.size(0), k = w.size(1), n = w.size(0), padded = (k + kBytes - 1) / kBytes * kBytes;
+  const int64_t rows = x.size(0), k = x.size(1), n = out.size(1), padded = (k + kBytes - 1) / kBytes * kBytes;
   std::vector<uint8_t> planes(2 * rows * padded);
   std::vector<float> row_scales(rows);
-  uint8_t *high = planes.data(), *low = high + rows * padded;
+  const int64_t to_low = is_interleaved(w) ? padded : rows * padded, to_next = is_interleaved(w) ? 2 * padded : padded;
+  uint8_t *high = planes.data(), *low = high + to_low;
   parallel_for(0, rows, std::max<int64_t>(1, 32768 / k), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r)
       row_scales[r] =
-          split_row(x.as<T>() + r * x.stride(0), k, padded, high + r * padded, low + r * padded);
+          split_row(x.as<T>() + r * x.stride(0), k, padded, high + r * to_next, low + r * to_next);
   });
   const int8_t* ws = w.as<int8_t>();
   const float* scale = scales.as<float>();
   const int32_t* sum_of = sums.as<int32_t>();
   T* o = out.as<T>();
-  if (prefers_panels(rows, kPlanesGain))
-    return multiply_byte_panels<2>(high, rows, padded, w, {row_scales.data(), scale, sum_of, bias}, o);
+  const ByteScales<T> all_scales{row_scales.data(), scale, sum_of, bias};
+  if (is_interleaved(w)) return multiply_interleaved_bytes<2>(high, rows, padded, w, all_scales, out);
+  if (prefers_panels(rows, kPlanesGain)) return multiply_byte_panels<2>(high, rows, padded, w, all_scales, o);
   parallel_for(0, (n + kColumns - 1) / kColumns, std::max<int64_t>(1, 65536 / k), [&](int64_t begin, int64_t end) {
     int32_t tops[kSumRows][kColumns] = {}, rests[kSumRows][kColumns] = {};
     const int64_t passes = (rows + 2) / 3;
@@ -515,6 +545,15 @@ Features features() {
   return {kLanes * 4, MILLM_BF16_DOT != 0, kHasBytes, MILLM_INT16_PAIRS != 0 && !kHasBytes, has_tiles()};
 }
 
+void interleave(const TensorView& weight, const TensorView& out) {
+#if MILLM_BF16_DOT || MILLM_INT8_DOT
+  interleave_rows(weight.as<char>(), out.size(0), weight.size(1) * weight.element_size,
+                  reinterpret_cast<Word*>(out.as<char>()));
+#else
+  throw std::invalid_argument("no products with interleaved weights");
+#endif
+}
+
 void multiply_rows(const TensorView& x, const TensorView& weight, const TensorView* bias, bool ordered,
                    const TensorView& out) {
   if (x.type == ScalarType::Float)
@@ -523,6 +562,7 @@ void multiply_rows(const TensorView& x, const TensorView& weight, const TensorVi
     return multiply_wide<Half, Half>(x, weight, nullptr, bias ? bias->as<Half>() : nullptr, ordered, out);
   const BFloat16* added = bias ? bias->as<BFloat16>() : nullptr;
 #if MILLM_BF16_DOT
+  if (is_interleaved(weight)) return multiply_interleaved_bf16(x, weight, added, out);
   multiply_bf16(x, weight, added, ordered, out);
 #else
   multiply_wide<BFloat16, BFloat16>(x, weight, nullptr, added, ordered, out);

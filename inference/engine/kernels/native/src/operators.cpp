@@ -259,20 +259,51 @@ struct ProductOptions {
   bool rounded, ordered;
 };
 
+constexpr int64_t kInterleaved = 16;  // columns
+constexpr int64_t kWordBytes = 4;
+
+int64_t columns_of(const TensorView& weight) {
+  return is_interleaved(weight) ? weight.size(0) * kInterleaved : weight.size(0);
+}
+
+int64_t width_of(const TensorView& weight) {
+  return is_interleaved(weight) ? weight.size(1) * weight.size(3) : weight.size(1);
+}
+
+bool can_interleave(ScalarType type) {
+  const Features has = features();
+  return (type == ScalarType::BFloat16 && has.has_bf16) || (type == ScalarType::Char && has.has_int8);
+}
+
+bool is_weight(const TensorView& w) {
+  if (!is_contiguous(w)) return false;
+  if (!is_interleaved(w)) return w.dims == 2;
+  const bool fits = w.size(2) == kInterleaved && w.size(3) * w.element_size == kWordBytes;
+  return fits && can_interleave(w.type) && reinterpret_cast<uintptr_t>(w.data) % 64 == 0;
+}
+
+void interleave_op(const Tensor& weight, const Tensor& out) {
+  const TensorView w = view_of(weight), to = view_of(out);
+  STD_TORCH_CHECK(w.dims == 2 && is_contiguous(w) && is_interleaved(to) && is_weight(to) && to.type == w.type,
+                  "interleave: a matrix of bfloat16 or bytes, with dot products of them");
+  STD_TORCH_CHECK(columns_of(to) == w.size(0) && width_of(to) == w.size(1), "interleave: sizes");
+  interleave(w, to);
+}
+
 // weight: a matrix of floats alone, or int8 with its scales and sums; x: rows of adjacent numbers.
 void multiply(const TensorView& x, const Views& weight, Optional bias, const ProductOptions& how, const TensorView& out) {
   STD_TORCH_CHECK(weight.size() == 1 || weight.size() == 3, "a weight is one tensor, or three with int8");
   const TensorView& w = weight[0];
-  STD_TORCH_CHECK(x.dims == 2 && w.dims == 2 && is_contiguous(w) && x.size(1) == w.size(1) && x.stride(1) == 1,
-                  "a product: shapes");
-  check_bias(bias, x, w.size(0));
+  STD_TORCH_CHECK(x.dims == 2 && is_weight(w) && x.size(1) == width_of(w) && x.stride(1) == 1, "a product: shapes");
+  const int64_t n = columns_of(w);
+  check_bias(bias, x, n);
   if (weight.size() == 1) {
     STD_TORCH_CHECK(w.type == x.type && is_float(x.type), "linear_rows: a weight and rows of one type of floats");
     return multiply_rows(x, w, bias, how.ordered, out);
   }
   const TensorView &scales = weight[1], &sums = weight[2];
   STD_TORCH_CHECK(w.type == ScalarType::Char && is_float(x.type), "linear_int8: dtypes");
-  STD_TORCH_CHECK(is_vector_of(scales, ScalarType::Float, w.size(0)) && is_vector_of(sums, ScalarType::Int, w.size(0)),
+  STD_TORCH_CHECK(is_vector_of(scales, ScalarType::Float, n) && is_vector_of(sums, ScalarType::Int, n),
                   "linear_int8: scales and sums");
   STD_TORCH_CHECK(!how.rounded || features().has_int8, "activations of 8 bits need dot products of bytes");
   multiply_int8(x, w, scales, sums, bias, how.rounded, how.ordered, out);
@@ -281,9 +312,10 @@ void multiply(const TensorView& x, const Views& weight, Optional bias, const Pro
 Tensor product(const Tensor& x, const Views& weight, const OptionalTensor& bias, const ProductOptions& how) {
   TensorView in = view_of(x);
   STD_TORCH_CHECK(in.dims == 2, "a product: shapes");
-  const Tensor rows = in.stride(1) == 1 ? x : torch::stable::contiguous(x);
+  const bool is_odd = is_interleaved(weight[0]) && in.stride(0) * in.element_size % kWordBytes != 0;
+  const Tensor rows = in.stride(1) == 1 && !is_odd ? x : torch::stable::contiguous(x);
   in = view_of(rows);
-  const Tensor out = empty(in, {in.size(0), weight[0].size(0)});
+  const Tensor out = empty(in, {in.size(0), columns_of(weight[0])});
   const auto added = view_of(bias);
   multiply(in, weight, pointer(added), how, view_of(out));
   return out;
@@ -352,7 +384,7 @@ std::tuple<Tensor, Tensor> steer_op(const Tensor& hidden, const Tensor& rows, co
 // The end of a step: the product, normed if there is a norm, added to x.
 Tensor added_product(const TensorView& x, const TensorView& mixed, const Views& weight, Optional bias, Optional norm_of,
                      double eps, double offset, const ProductOptions& how) {
-  const Tensor out = empty(x, {x.size(0), weight.at(0).size(0)});
+  const Tensor out = empty(x, {x.size(0), columns_of(weight.at(0))});
   const TensorView to = view_of(out);
   STD_TORCH_CHECK(has_sizes_of(to, x), "the last product has another width than x");
   if (norm_of) {
@@ -382,7 +414,7 @@ Tensor attention_step_op(const Tensor& hidden, const Tensor& in_norm, const Opti
   const Views in_weight = views_of(qkv);
   STD_TORCH_CHECK(x.dims == 2 && k.dims == 4, "attention_step: shapes");
   const int64_t n = x.size(0), d = k.size(3), of_keys = k.size(2) * d;
-  const int64_t of_queries = in_weight.at(0).size(0) - 2 * of_keys;
+  const int64_t of_queries = columns_of(in_weight.at(0)) - 2 * of_keys;
   STD_TORCH_CHECK(of_queries > 0 && of_queries % of_keys == 0, "attention_step: queries do not fit the keys");
 
   const Buffer normed(x, {n, x.size(1)}), joined(x, {n, of_queries + 2 * of_keys});
@@ -412,7 +444,7 @@ Tensor mlp_step_op(const Tensor& hidden, const Tensor& in_norm, const OptionalTe
   const auto of_out = view_of(out_norm), in_bias = view_of(gate_up_bias), last_bias = view_of(down_bias);
   const Views in_weight = views_of(gate_up);
   STD_TORCH_CHECK(x.dims == 2, "mlp_step: shapes");
-  const int64_t n = x.size(0), width = in_weight.at(0).size(0) / 2;
+  const int64_t n = x.size(0), width = columns_of(in_weight.at(0)) / 2;
   const Buffer normed(x, {n, x.size(1)}), joined(x, {n, 2 * width}), mixed(x, {n, width});
   norm(x, view_of(in_norm), eps, offset, normed.view);
   multiply(normed.view, in_weight, pointer(in_bias), {rounded, ordered}, joined.view);
@@ -450,6 +482,7 @@ STABLE_TORCH_LIBRARY(millm_native, m) {
         "Tensor? gate_up_bias, Tensor[] down, Tensor? down_bias, str activation, bool rounded=False, "
         "bool ordered=False) -> Tensor");
   m.def("linear_rows(Tensor x, Tensor weight, Tensor? bias, bool ordered=False) -> Tensor");
+  m.def("interleave(Tensor weight, Tensor(a!) out) -> ()");
   m.def("linear_int8(Tensor x, Tensor weight, Tensor scales, Tensor sums, Tensor? bias, bool rounded=False, "
         "bool ordered=False) -> Tensor");
   m.def("steer(Tensor hidden, Tensor rows, Tensor flags, Tensor vectors, Tensor norm_limits, Tensor counts, "
@@ -467,6 +500,7 @@ STABLE_TORCH_LIBRARY_IMPL(millm_native, CPU, m) {
   m.impl("attention_step", TORCH_BOX(&millm::attention_step_op));
   m.impl("mlp_step", TORCH_BOX(&millm::mlp_step_op));
   m.impl("linear_rows", TORCH_BOX(&millm::linear_rows_op));
+  m.impl("interleave", TORCH_BOX(&millm::interleave_op));
   m.impl("linear_int8", TORCH_BOX(&millm::linear_int8_op));
   m.impl("steer", TORCH_BOX(&millm::steer_op));
 }

@@ -29,26 +29,6 @@ inline __attribute__((always_inline)) void transpose(__m512i (&v)[16]) {
   });
 }
 
-// Four words of each of sixteen rows, `stride` bytes apart, as four vectors of one word each. The words are loaded into
-// their quarters of the vectors, which leaves half of the work of `transpose`.
-inline __attribute__((always_inline)) void turn_words(const char* rows, int64_t stride, __m512i (&words)[4]) {
-  __m512i v[4];  // rows i, 4 + i, 8 + i and 12 + i
-  unrolled<4>([&](auto i) {
-    const char* row = rows + i * stride;
-    const auto load = [&](const char* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); };
-    v[i] = _mm512_castsi128_si512(load(row));
-    v[i] = _mm512_mask_broadcast_i32x4(v[i], 0x00F0, load(row + 4 * stride));
-    v[i] = _mm512_mask_broadcast_i32x4(v[i], 0x0F00, load(row + 8 * stride));
-    v[i] = _mm512_mask_broadcast_i32x4(v[i], 0xF000, load(row + 12 * stride));
-  });
-  const __m512i a = _mm512_unpacklo_epi32(v[0], v[1]), b = _mm512_unpackhi_epi32(v[0], v[1]);
-  const __m512i c = _mm512_unpacklo_epi32(v[2], v[3]), d = _mm512_unpackhi_epi32(v[2], v[3]);
-  words[0] = _mm512_unpacklo_epi64(a, c);
-  words[1] = _mm512_unpackhi_epi64(a, c);
-  words[2] = _mm512_unpacklo_epi64(b, d);
-  words[3] = _mm512_unpackhi_epi64(b, d);
-}
-
 }  // namespace millm
 
 #endif
