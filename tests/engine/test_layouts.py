@@ -14,13 +14,14 @@ from inference.engine.kernels.layouts import (
     InterleavedEmbedding,
     can_interleave,
     interleaved,
-    interleaved_embedding,
     is_interleaved,
+    needs_only_rows,
     row_major,
     sizes_of,
 )
 from inference.engine.kernels.linear_kinds import Int8Linear, OrderedLinear, RoundedInt8Linear, RowsLinear, quantise
 from inference.engine.kernels.linears import bytes_of, prepare_linears
+from inference.engine.kernels.pages import HUGE_PAGE, in_huge_pages
 
 DTYPES = (torch.bfloat16, torch.int8)
 
@@ -171,10 +172,37 @@ def test_the_operators_refuse_what_does_not_fit():
         ops.linear_rows(numbers(3, 64), weight, numbers(31))
     with pytest.raises(RuntimeError, match="one type"):
         ops.linear_rows(torch.randn(3, 64), weight, None)
-    with pytest.raises(RuntimeError, match="sizes"):
-        ops.interleave(numbers(32, 62), weight)
-    with pytest.raises(RuntimeError, match="a matrix"):
-        ops.interleave(torch.randn(32, 64), weight)
+    for unfit in (numbers(33, 64), numbers(32, 63)):
+        with pytest.raises(RuntimeError, match="sizes"):
+            ops.interleave(unfit)
+    for unfit in (torch.randn(32, 64), weight, numbers(32, 65)[:, :64], numbers(33 * 64)[1:2049].view(32, 64)):
+        with pytest.raises(RuntimeError, match="an aligned matrix"):
+            ops.interleave(unfit)
+
+
+@pytest.mark.parametrize("shape", [(48, 64), (2048, 1024)])
+def test_a_weight_is_rearranged_in_place_only_on_request(shape):
+    weight = in_huge_pages(numbers(*shape))
+    before = weight.clone()
+    kept = interleaved(weight, ordered=True)
+    assert torch.equal(weight, before)
+    taken = interleaved(weight, ordered=True, in_place=True)
+    assert torch.equal(taken, kept)
+    is_large = weight.numel() * 2 >= HUGE_PAGE
+    assert (taken.data_ptr() == weight.data_ptr()) == is_large
+
+
+def test_weights_that_modules_share_are_not_changed_twice():
+    weight = nn.Parameter(in_huge_pages(numbers(2048, 1024)), requires_grad=False)
+    modules = nn.ModuleDict({name: nn.Linear(1024, 2048, bias=False) for name in "ab"})
+    for linear in modules.values():
+        linear.weight = weight
+    x = numbers(3, 1024, seed=1)
+    expected = modules["a"](x)
+    prepare_linears(modules, weights="native", quantise_head=False, batch_invariant=True)
+    for linear in modules.values():
+        assert is_interleaved(linear.weight)
+        assert (linear(x) - expected).abs().max() <= 1e-2 * expected.abs().max()
 
 
 # Embeddings
@@ -228,6 +256,7 @@ def test_embeddings_of_a_tied_head(kind, ids):
 
 def test_embeddings_that_need_their_weight_keep_it():
     model = Model(Reads)
+    assert not needs_only_rows(model.embed)
     rows = model.embed(torch.arange(160))
     prepare_linears(model, weights="native", quantise_head=False, batch_invariant=True)
     assert isinstance(model.embed, Reads)
@@ -237,6 +266,6 @@ def test_embeddings_that_need_their_weight_keep_it():
 
 def test_ids_out_of_range_are_refused():
     weight = numbers(32, 64)
-    embeddings = interleaved_embedding(nn.Embedding.from_pretrained(weight), interleaved(weight, ordered=True))
+    embeddings = InterleavedEmbedding(interleaved(weight, ordered=True), nn.Embedding(32, 64))
     with pytest.raises(IndexError):
         embeddings(torch.tensor([32]))

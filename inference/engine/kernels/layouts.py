@@ -14,21 +14,24 @@ WORD_BYTES = 4
 PROBED_IDS = 64
 
 
-def interleaved(weight: Tensor, *, ordered: bool = False) -> Tensor:
+def interleaved(weight: Tensor, *, ordered: bool = False, in_place: bool = False) -> Tensor:
     """Return a weight ``[out, in]`` in the layout that our kernels multiply fastest, in huge pages.
 
     Where the processor has dot products of the dtype, this is ``[out / 16, words, 16, numbers of a word]``: sixteen
     outputs side by side, a word of 4 bytes after the other. A result is the sum of its words, one after the other, for
     any number of rows. A weight that does not consist of whole words and blocks stays row-major. So do all on a
     processor with tiles (AMX), unless the sums must be ``ordered``, for which tiles are not used.
+
+    With ``in_place``, the given weight may share the memory of the result, and must not be used any more.
     """
+    out = in_huge_pages(weight)
     if not can_interleave(weight, ordered=ordered):
-        return in_huge_pages(weight)
-    numbers = WORD_BYTES // weight.element_size()
-    shape = (weight.shape[0] // INTERLEAVED, weight.shape[1] // numbers, INTERLEAVED, numbers)
-    out = empty_in_huge_pages(shape, weight.dtype)
-    torch.ops.millm_native.interleave.default(weight.contiguous(), out)
-    return out
+        return out
+    if out.data_ptr() == weight.data_ptr() and not in_place:
+        out = empty_in_huge_pages(tuple(weight.shape), weight.dtype).copy_(weight)
+    numbers = WORD_BYTES // out.element_size()
+    torch.ops.millm_native.interleave.default(out)
+    return out.view(out.shape[0] // INTERLEAVED, out.shape[1] // numbers, INTERLEAVED, numbers)
 
 
 def can_interleave(weight: Tensor, *, ordered: bool = False) -> bool:
@@ -59,16 +62,17 @@ def row_major(weight: Tensor) -> Tensor:
 class InterleavedEmbedding(nn.Module):
     """Embeddings whose weight is interleaved, because a tied head multiplies with it.
 
-    ``scaled``: embeddings of another class, which change the rows that they look up; their weight may be empty.
+    ``original``: they need only the rows of the ids (:func:`needs_only_rows`), and lose their own weight.
     """
 
     weight: Tensor
 
-    def __init__(self, weight: Tensor, scaled: nn.Embedding | None = None) -> None:
+    def __init__(self, weight: Tensor, original: nn.Embedding) -> None:
         super().__init__()
         self.num_embeddings, self.embedding_dim = sizes_of(weight)
         self.register_buffer("weight", weight, persistent=False)
-        self.scaled = scaled
+        self.scaled = None if type(original) is nn.Embedding else original
+        original.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return ``[..., embedding_dim]`` for ids ``[...]``."""
@@ -85,19 +89,13 @@ class InterleavedEmbedding(nn.Module):
         return f"{self.num_embeddings}, {self.embedding_dim}"
 
 
-def interleaved_embedding(embeddings: nn.Embedding, weight: Tensor) -> InterleavedEmbedding | None:
-    """Return the embeddings with their interleaved ``weight``; None if those of an unknown class differ from it.
-
-    Afterwards the weight of the given embeddings is no longer used.
-    """
+def needs_only_rows(embeddings: nn.Embedding) -> bool:
+    """Return whether the result for an id depends only on its row of the weight, tried with some ids."""
     if type(embeddings) is nn.Embedding:
-        return InterleavedEmbedding(weight)
-    fast = InterleavedEmbedding(weight, embeddings)
-    ids = torch.arange(0, embeddings.num_embeddings, max(1, embeddings.num_embeddings // PROBED_IDS)).unsqueeze(0)
+        return True
+    ids = torch.arange(0, embeddings.num_embeddings, max(1, embeddings.num_embeddings // PROBED_IDS))
+    rows, places = embeddings.weight[ids], torch.arange(len(ids)).unsqueeze(0)
     try:
-        if not torch.equal(fast(ids), embeddings(ids)):
-            return None
+        return torch.equal(functional_call(embeddings, {"weight": rows}, (places,)), embeddings(ids.unsqueeze(0)))
     except (RuntimeError, TypeError, ValueError, IndexError):  # it expects its own weight
-        return None
-    embeddings.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
-    return fast
+        return False

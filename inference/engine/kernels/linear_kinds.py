@@ -251,9 +251,9 @@ class Int8Linear(FastLinear):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
         rounded, scales = quantise(weight.detach())
+        sums = [part.sum(1, dtype=torch.int32) for part in torch.split(rounded, WIDENED_AT_ONCE)]
         self.register_buffer("weight", self._laid_out(rounded), persistent=False)
         self.register_buffer("scales", scales, persistent=False)
-        sums = [part.sum(1, dtype=torch.int32) for part in torch.split(rounded, WIDENED_AT_ONCE)]
         self.register_buffer("sums", torch.cat(sums), persistent=False)
         self._few_rows = _most_rows(torch.int8)
 
@@ -270,7 +270,7 @@ class Int8Linear(FastLinear):
         return Operands([self.weight, self.scales, self.sums], self.bias, self._few_rows) if has_kernel else None
 
     def _laid_out(self, weight: Tensor) -> Tensor:
-        return interleaved(weight)
+        return interleaved(weight, in_place=True)
 
     def dequantised(self) -> Tensor:
         """Return the dequantised weight, ``[out, in]`` float32."""

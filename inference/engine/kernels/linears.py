@@ -8,6 +8,7 @@ shape. On a GPU products are only combined, or use int8 weights.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from inference.engine.kernels.int8_trial import few_packed_rows
-from inference.engine.kernels.layouts import can_interleave, interleaved, interleaved_embedding
+from inference.engine.kernels.layouts import InterleavedEmbedding, can_interleave, interleaved, needs_only_rows
 from inference.engine.kernels.linear_kinds import (
     FastLinear,
     GpuInt8Linear,
@@ -55,8 +56,16 @@ class LinearsReport:
 
 @dataclass(frozen=True, slots=True)
 class _Options:
+    """``uses``: how many modules have each parameter, by its id."""
+
     weights: Weights
     batch_invariant: bool
+    uses: Counter[int]
+
+    def interleaved(self, weight: Tensor) -> Tensor:
+        """Return the weight in the layout of our kernels. Only weights that other modules use are copied for it."""
+        is_shared = self.uses[id(weight)] > 1
+        return interleaved(weight.detach(), ordered=self.batch_invariant, in_place=not is_shared)
 
 
 def prepare_linears(
@@ -69,7 +78,8 @@ def prepare_linears(
     With ``w8a8``, the activations are rounded to 8 bits, too, except those of the output embeddings.
     ``batch_invariant`` is for the CPU.
     """
-    before, options = bytes_of(module), _Options(weights, batch_invariant)
+    uses = Counter(id(parameter) for child in module.modules() for parameter in child._parameters.values())
+    before, options = bytes_of(module), _Options(weights, batch_invariant, uses)
     head = _output_embeddings(module)
     num_linears = num_groups = 0
     # Only modules with children: otherwise the list would keep the replaced linears and their weights alive.
@@ -84,7 +94,7 @@ def prepare_linears(
                 num_linears += 1
     if head is not None:
         of_head: Weights = "int8" if weights != "native" and quantise_head else "native"
-        num_linears += _replace_head(module, head, _Options(of_head, batch_invariant))
+        num_linears += _replace_head(module, head, _Options(of_head, batch_invariant, uses))
     return LinearsReport(num_linears, num_groups, before, bytes_of(module), type(_output_embeddings(module)).__name__)
 
 
@@ -112,11 +122,11 @@ def _fast_linear(weight: Tensor, bias: Tensor | None, options: _Options) -> Fast
     if options.batch_invariant:
         if weights == "int8":
             return OrderedInt8Linear(weight, bias)
-        return OrderedLinear(interleaved(weight.detach(), ordered=True), bias)
+        return OrderedLinear(options.interleaved(weight), bias)
     if weights == "int8":
         return Int8Linear(weight, bias)
     if can_read_rows(weight.dtype):
-        return RowsLinear(interleaved(weight.detach()), bias)
+        return RowsLinear(options.interleaved(weight), bias)
     return PackedLinear(weight, bias)
 
 
@@ -148,7 +158,7 @@ def _replace_head(module: nn.Module, head: nn.Module, options: _Options) -> int:
         return 0
     stays = options.batch_invariant or can_read_rows(head.weight.dtype)
     if options.weights == "native" and _is_tied(module, head) and stays:
-        weight = _shared(module, head, ordered=options.batch_invariant)
+        weight = _shared(module, head, options)
         fast: FastLinear = (OrderedLinear if options.batch_invariant else RowsLinear)(weight, head.bias)
     else:
         fast = _fast_linear(head.weight, head.bias, options)
@@ -156,14 +166,15 @@ def _replace_head(module: nn.Module, head: nn.Module, options: _Options) -> int:
     return 1
 
 
-def _shared(module: nn.Module, head: nn.Linear, *, ordered: bool) -> Tensor:
+def _shared(module: nn.Module, head: nn.Linear, options: _Options) -> Tensor:
     """Return the weight of a tied head in the layout of our kernels, and let the embeddings use it too."""
-    if can_interleave(head.weight, ordered=ordered):
-        weight = interleaved(head.weight.detach(), ordered=ordered)
-        embeddings = interleaved_embedding(module.get_input_embeddings(), weight)  # type: ignore[operator]
-        if embeddings is not None:
-            module.set_input_embeddings(embeddings)  # type: ignore[operator]
-            return weight
+    embeddings: nn.Embedding = module.get_input_embeddings()  # type: ignore[operator]
+    ordered = options.batch_invariant
+    if can_interleave(head.weight, ordered=ordered) and needs_only_rows(embeddings):
+        have_it_alone = options.uses[id(head.weight)] == 2  # the head and the embeddings
+        weight = interleaved(head.weight.detach(), ordered=ordered, in_place=have_it_alone)
+        module.set_input_embeddings(InterleavedEmbedding(weight, embeddings))  # type: ignore[operator]
+        return weight
     head.weight.data = in_huge_pages(head.weight.data)  # also for the embeddings: it is one parameter
     return head.weight
 

@@ -159,12 +159,15 @@ void multiply_interleaved(const Word* x, int64_t stride, int64_t rows, const Wor
   multiply(InterleavedProduct<How, PLANES, false, T, Finish>{panels.data(), 0, rows, each, w, n, words, finish, out});
 }
 
-// The interleaved form of a row-major weight of 16 `blocks` rows of `bytes` bytes.
-inline void interleave_rows(const char* rows, int64_t blocks, int64_t bytes, Word* out) {
-  const int64_t block_words = bytes / 4 * kPanelRows;
-  parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t b = begin; b < end; ++b)
-      fill_panel(rows + b * kPanelRows * bytes, bytes, kPanelRows, bytes, out + b * block_words);
+// Makes a row-major weight of 16 `blocks` rows of `bytes` bytes interleaved, in place: a block keeps its memory.
+inline void interleave_rows(char* rows, int64_t blocks, int64_t bytes) {
+  const int64_t block_bytes = kPanelRows * bytes;
+  parallel_for(0, blocks, std::max<int64_t>(1, (256 << 10) / block_bytes), [&](int64_t begin, int64_t end) {
+    const auto block = std::make_unique_for_overwrite<char[]>(block_bytes);
+    for (int64_t b = begin; b < end; ++b) {
+      std::memcpy(block.get(), rows + b * block_bytes, block_bytes);
+      fill_panel(block.get(), bytes, kPanelRows, bytes, reinterpret_cast<Word*>(rows + b * block_bytes));
+    }
   });
 }
 

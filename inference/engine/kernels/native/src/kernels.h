@@ -39,9 +39,9 @@ enum class Activation { kSilu, kGeluTanh };
 void gate_rows(const TensorView& gate, const TensorView& up, Activation activation, const TensorView& out);
 void add_rows(const TensorView& x, const TensorView& out);  // out += x
 
-// The weight [n, k] as [n / 16, words, 16, numbers of a word], a word of sixteen outputs after the other. Of bfloat16 and
-// bytes, where the processor has dot products of them; n in blocks of sixteen, k in words of four bytes.
-void interleave(const TensorView& weight, const TensorView& out);
+// Rearranges the weight [n, k] to [n / 16, words, 16, numbers of a word], a word of sixteen outputs after the other. Of
+// bfloat16 and bytes, where the processor has dot products of them; n in blocks of sixteen, k in words of four bytes.
+void interleave(const TensorView& weight);
 inline bool is_interleaved(const TensorView& weight) { return weight.dims == 4; }
 
 // Products with a weight [n, k], or interleaved, of the rows' type, or of bytes; bias may be null. Ordered: the order in which the

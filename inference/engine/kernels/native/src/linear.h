@@ -545,10 +545,9 @@ Features features() {
   return {kLanes * 4, MILLM_BF16_DOT != 0, kHasBytes, MILLM_INT16_PAIRS != 0 && !kHasBytes, has_tiles()};
 }
 
-void interleave(const TensorView& weight, const TensorView& out) {
+void interleave(const TensorView& weight) {
 #if MILLM_BF16_DOT || MILLM_INT8_DOT
-  interleave_rows(weight.as<char>(), out.size(0), weight.size(1) * weight.element_size,
-                  reinterpret_cast<Word*>(out.as<char>()));
+  interleave_rows(weight.as<char>(), weight.size(0) / kPanelRows, weight.size(1) * weight.element_size);
 #else
   throw std::invalid_argument("no products with interleaved weights");
 #endif

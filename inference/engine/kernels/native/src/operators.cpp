@@ -260,7 +260,7 @@ struct ProductOptions {
 };
 
 constexpr int64_t kInterleaved = 16;  // columns
-constexpr int64_t kWordBytes = 4;
+constexpr int64_t kWordBytes = 4, kAlignment = 64;
 
 int64_t columns_of(const TensorView& weight) {
   return is_interleaved(weight) ? weight.size(0) * kInterleaved : weight.size(0);
@@ -270,24 +270,24 @@ int64_t width_of(const TensorView& weight) {
   return is_interleaved(weight) ? weight.size(1) * weight.size(3) : weight.size(1);
 }
 
-bool can_interleave(ScalarType type) {
+bool can_interleave(const TensorView& w) {
   const Features has = features();
-  return (type == ScalarType::BFloat16 && has.has_bf16) || (type == ScalarType::Char && has.has_int8);
+  const bool has_dots =
+      (w.type == ScalarType::BFloat16 && has.has_bf16) || (w.type == ScalarType::Char && has.has_int8);
+  return has_dots && is_contiguous(w) && reinterpret_cast<uintptr_t>(w.data) % kAlignment == 0;
 }
 
 bool is_weight(const TensorView& w) {
-  if (!is_contiguous(w)) return false;
-  if (!is_interleaved(w)) return w.dims == 2;
-  const bool fits = w.size(2) == kInterleaved && w.size(3) * w.element_size == kWordBytes;
-  return fits && can_interleave(w.type) && reinterpret_cast<uintptr_t>(w.data) % 64 == 0;
+  if (!is_interleaved(w)) return w.dims == 2 && is_contiguous(w);
+  return w.size(2) == kInterleaved && w.size(3) * w.element_size == kWordBytes && can_interleave(w);
 }
 
-void interleave_op(const Tensor& weight, const Tensor& out) {
-  const TensorView w = view_of(weight), to = view_of(out);
-  STD_TORCH_CHECK(w.dims == 2 && is_contiguous(w) && is_interleaved(to) && is_weight(to) && to.type == w.type,
-                  "interleave: a matrix of bfloat16 or bytes, with dot products of them");
-  STD_TORCH_CHECK(columns_of(to) == w.size(0) && width_of(to) == w.size(1), "interleave: sizes");
-  interleave(w, to);
+void interleave_op(const Tensor& weight) {
+  const TensorView w = view_of(weight);
+  STD_TORCH_CHECK(w.dims == 2 && can_interleave(w),
+                  "interleave: an aligned matrix of bfloat16 or bytes, with dot products of them");
+  STD_TORCH_CHECK(w.size(0) % kInterleaved == 0 && w.size(1) * w.element_size % kWordBytes == 0, "interleave: sizes");
+  interleave(w);
 }
 
 // weight: a matrix of floats alone, or int8 with its scales and sums; x: rows of adjacent numbers.
@@ -482,7 +482,7 @@ STABLE_TORCH_LIBRARY(millm_native, m) {
         "Tensor? gate_up_bias, Tensor[] down, Tensor? down_bias, str activation, bool rounded=False, "
         "bool ordered=False) -> Tensor");
   m.def("linear_rows(Tensor x, Tensor weight, Tensor? bias, bool ordered=False) -> Tensor");
-  m.def("interleave(Tensor weight, Tensor(a!) out) -> ()");
+  m.def("interleave(Tensor(a!) weight) -> ()");
   m.def("linear_int8(Tensor x, Tensor weight, Tensor scales, Tensor sums, Tensor? bias, bool rounded=False, "
         "bool ordered=False) -> Tensor");
   m.def("steer(Tensor hidden, Tensor rows, Tensor flags, Tensor vectors, Tensor norm_limits, Tensor counts, "
