@@ -15,6 +15,8 @@ from typing import Any
 
 from django.core.management import execute_from_command_line
 
+EMBEDDINGS = ("Embedding", "InterleavedEmbedding")  # the second one on processors with dot products of bfloat16
+
 
 def main() -> None:
     os.environ["DJANGO_SETTINGS_MODULE"] = "millm_site.settings"
@@ -45,7 +47,7 @@ def install(fault: str) -> None:
         """At steps that begin a prompt or, for a slow model, at all; not at the single token that attaching runs, nor
         while the model is loaded and checked.
         """
-        is_step = threading.current_thread().name == "engine" and type(module).__name__ == "Embedding"
+        is_step = threading.current_thread().name == "engine" and type(module).__name__ in EMBEDDINGS
         if is_step and (first is lag or inputs[0].numel() > 1):
             next(faults)()
 
