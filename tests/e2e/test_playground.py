@@ -132,6 +132,7 @@ def test_values_of_a_feature_that_come_late_do_not_replace_those_of_a_newer_choi
         if len(held) == 2:  # one of each column
             break
         playground.wait_for_timeout(50)
+    assert len(held) == 2
     choose_feature(playground, "goat stories: bleated")
     legend = playground.locator(".legend-words")
     expect(legend).to_have_text("The feature is not active on these tokens.")
