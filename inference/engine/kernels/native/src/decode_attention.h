@@ -53,7 +53,7 @@ inline void score_tile(const float* query, const T* keys, const T* ahead, int64_
   for (int64_t t = 0; t < count; ++t) {
     const T* row = keys + t * stride;
     const char* next = reinterpret_cast<const char*>(ahead + t * stride);
-    for (int64_t byte = 0; byte < d * static_cast<int64_t>(sizeof(T)); byte += 64) fetch_ahead(next + byte);
+    for (int64_t byte = 0; byte < d * static_cast<int64_t>(sizeof(T)); byte += 64) fetch_soon(next + byte);
     Vec even[GROUP], odd[GROUP];
     for (int g = 0; g < GROUP; ++g) even[g] = odd[g] = Vec(0.f);
     int64_t i = 0;
@@ -88,7 +88,7 @@ inline void score_pairs(const BFloat16* query, int64_t query_stride, const BFloa
     for (int64_t i = 0; i < d; i += 32) {
       __m512bh key[4];
       for (int j = 0; j < 4; ++j) {
-        fetch_ahead(ahead + (t + j) * stride + i);
+        fetch_soon(ahead + (t + j) * stride + i);
         key[j] = (__m512bh)_mm512_loadu_si512(rows[j] + i);
       }
       for (int g = 0; g < GROUP; ++g) {
@@ -134,8 +134,8 @@ inline void mix_pairs(float* acc, int64_t padded, const float* fade, const int32
   for (int64_t t = 0; t < count; t += 2) {
     const BFloat16 *even = values + t * stride, *odd = values + std::min(t + 1, count - 1) * stride;
     for (int c = 0; c < CHUNKS; ++c) {
-      fetch_ahead(ahead + t * stride + 32 * c);
-      fetch_ahead(ahead + (t + 1) * stride + 32 * c);
+      fetch_soon(ahead + t * stride + 32 * c);
+      fetch_soon(ahead + (t + 1) * stride + 32 * c);
     }
     add_pair<GROUP, CHUNKS>(even, odd, pairs[0] + t / 2, kTile / 2, sums);
   }
@@ -177,7 +177,7 @@ inline void mix_columns(float* acc, const float* weights, const T* values, const
     const T* row = values + t * stride + from;
     const char* next = reinterpret_cast<const char*>(ahead + t * stride + from);
     for (int64_t byte = 0; byte < NV * kLanes * static_cast<int64_t>(sizeof(T)); byte += 64)
-      fetch_ahead(next + byte);
+      fetch_soon(next + byte);
     for (int v = 0; v < NV; ++v) {
       const Vec value = TAIL ? load(row + v * kLanes, shape.head_dim - from - v * kLanes) : load(row + v * kLanes);
       for (int g = 0; g < GROUP; ++g) sums[g][v] = at::vec::fmadd(Vec(weights[g * kTile + t]), value, sums[g][v]);
@@ -398,48 +398,67 @@ struct PairsOfKeys {
 };
 #endif
 
-// A token's query in which the order of the sums depends on its position only: a thread takes all keys of a key-value
-// head, in blocks of kOrderedBlock from the start of the sequence. As PromptWorker with ORDERED. With pairs, each 32
+// The query heads of some key-value heads, for a token that sees `length` tokens; query and out have all heads of it.
+template <typename T>
+struct SingleTask {
+  const T* query;
+  int64_t head, heads, length;
+  const int32_t* blocks;
+  T* out;
+};
+
+// A token's query in which the order of the sums depends on its position only: a thread takes all keys of key-value
+// heads, in blocks of kOrderedBlock from the start of the sequence. As PromptWorker with ORDERED. With pairs, each 32
 // columns of `mixed` lie as `in_columns` takes them.
 template <typename T, typename Products>
 class SingleWorker {
+  static constexpr int64_t kAhead = 32;  // rows, which fit the first cache
+
  public:
   SingleWorker(const Shape& shape, const Pool& key_pool, const Pool& value_pool, const T* keys, const T* values,
-               const Scoring& how, int64_t window)
+               const Scoring& how, int64_t window, int64_t most_heads, int64_t head_stride)
       : shape_(shape), key_pool_(key_pool), value_pool_(value_pool), keys_(keys), values_(values), how_(how),
-        window_(window), query_(shape.group * shape.padded), mixed_(shape.group * shape.padded),
-        scores_(shape.group * kOrderedBlock), maximum_(shape.group), total_(shape.group) {}
+        window_(window), head_stride_(head_stride), query_(most_heads * shape.group * shape.padded),
+        mixed_(most_heads * shape.group * shape.padded), maximum_(most_heads * shape.group),
+        total_(most_heads * shape.group) {}
 
-  // The query heads of a key-value head, for the token that sees `length` tokens; out has the token's heads.
-  void run(const T* query, int64_t head_stride, int64_t head, const int32_t* blocks, int64_t length, T* out) {
-    const int64_t first = head * shape_.group, d = shape_.head_dim;
-    for (int64_t g = 0; g < shape_.group; ++g) {
+  // `then` is what this worker runs next, or nothing: its first keys and values are fetched ahead.
+  void run(const SingleTask<T>& task, const SingleTask<T>* then) {
+    const int64_t first = task.head * shape_.group, count = task.heads * shape_.group, d = shape_.head_dim;
+    for (int64_t g = 0; g < count; ++g) {
       if constexpr (Products::kIsPairs)
-        std::copy_n(query + (first + g) * head_stride, d, query_.data() + g * shape_.padded);
+        std::copy_n(task.query + (first + g) * head_stride_, d, query_.data() + g * shape_.padded);
       else
         for (int64_t i = 0; i < d; i += kLanes)
-          load(query + (first + g) * head_stride + i, d - i).store(query_.data() + g * shape_.padded + i);
+          load(task.query + (first + g) * head_stride_ + i, d - i).store(query_.data() + g * shape_.padded + i);
       maximum_[g] = how_.sinks ? how_.sinks[first + g] : kNone;
       total_[g] = maximum_[g] == kNone ? 0.f : 1.f;
     }
-    std::fill(mixed_.begin(), mixed_.end(), 0.f);
-    const int64_t from = window_ > 0 ? std::max<int64_t>(0, length - window_) : 0;
-    find_rows(blocks, head, from / kOrderedBlock * kOrderedBlock, from % kOrderedBlock, length, now_);
-    for (int64_t at = from / kOrderedBlock * kOrderedBlock; at < length; at += kOrderedBlock) {
-      const int64_t skipped = std::max<int64_t>(0, from - at), count = std::min(kOrderedBlock, length - at);
-      find_rows(blocks, head, at + kOrderedBlock, 0, length, ahead_);
-      for (int64_t g = 0; g < shape_.group; g += 2) {
-        if (shape_.group - g >= 2)
-          attend<2>(g, skipped, count);
-        else
-          attend<1>(g, skipped, count);
-        ahead_.count = 0;  // the other heads need not fetch it again
+    std::fill_n(mixed_.begin(), count * shape_.padded, 0.f);
+    if (!has_rows_) find_rows(task, first_block(task), now_);
+    for (int64_t at = first_block(task); at < task.length; at += kOrderedBlock) {
+      const bool is_last = at + kOrderedBlock >= task.length;
+      has_rows_ = !is_last || then != nullptr;
+      if (has_rows_) is_last ? find_rows(*then, first_block(*then), next_) : find_rows(task, at + kOrderedBlock, next_);
+      for (int64_t h = 0; h < task.heads; ++h) {
+        keys_at_ = (task.head + h) * key_pool_.head_stride;
+        values_at_ = (task.head + h) * value_pool_.head_stride;
+        const bool is_last_head = h + 1 == task.heads;
+        then_ = is_last_head && !has_rows_ ? nullptr : is_last_head ? &next_ : &now_;
+        then_at_ = (is_last_head ? (is_last && then ? *then : task).head : task.head + h + 1) * key_pool_.head_stride;
+        for (int64_t g = 0; g < shape_.group; g += 2) {
+          fetches_ = g == 0;  // the other heads find it in a cache
+          if (shape_.group - g >= 2)
+            attend<2>(h * shape_.group + g);
+          else
+            attend<1>(h * shape_.group + g);
+        }
       }
-      std::swap(now_, ahead_);
+      std::swap(now_, next_);
     }
-    for (int64_t g = 0; g < shape_.group; ++g) {
+    for (int64_t g = 0; g < count; ++g) {
       const Vec share(1.f / total_[g]);
-      for (int64_t i = 0; i < d; i += kLanes) store(out + (first + g) * d + i, mixed_at(g, i) * share, d - i);
+      for (int64_t i = 0; i < d; i += kLanes) store(task.out + (first + g) * d + i, mixed_at(g, i) * share, d - i);
     }
   }
 
@@ -455,26 +474,44 @@ class SingleWorker {
     return Vec::loadu(mixed + column);
   }
 
-  struct Rows {
-    int64_t count = 0;  // that can be fetched ahead
+  struct Rows {  // of the first head, of a block of kOrderedBlock tokens, of which [begin, end) are seen
+    int64_t begin, end;
     const T *keys[kOrderedBlock], *values[kOrderedBlock];
   };
 
+  int64_t first_seen(const SingleTask<T>& task) const {
+    return window_ > 0 ? std::max<int64_t>(0, task.length - window_) : 0;
+  }
+
+  int64_t first_block(const SingleTask<T>& task) const { return first_seen(task) / kOrderedBlock * kOrderedBlock; }
+
   // Those of the block that starts at token `at`.
-  void find_rows(const int32_t* blocks, int64_t head, int64_t at, int64_t skipped, int64_t length, Rows& rows) const {
-    rows.count = std::clamp<int64_t>(length - at, 0, kOrderedBlock);
-    for (int64_t t = skipped; t < rows.count; ++t) {
-      const int64_t token = at + t, block = blocks[token / shape_.block_size], offset = token % shape_.block_size;
-      rows.keys[t] = keys_ + block * key_pool_.block_stride + offset * key_pool_.token_stride + head * key_pool_.head_stride;
-      rows.values[t] =
-          values_ + block * value_pool_.block_stride + offset * value_pool_.token_stride + head * value_pool_.head_stride;
+  void find_rows(const SingleTask<T>& task, int64_t at, Rows& rows) const {
+    rows.begin = std::max<int64_t>(0, first_seen(task) - at);
+    rows.end = std::min(kOrderedBlock, task.length - at);
+    const int64_t size = shape_.block_size;
+    int64_t block = (at + rows.begin) / size, offset = (at + rows.begin) % size;
+    for (int64_t t = rows.begin; t < rows.end; ++block, offset = 0) {
+      const T *key = row_of(keys_, key_pool_, task, block, offset), *value = row_of(values_, value_pool_, task, block, offset);
+      const int64_t end = std::min(rows.end, t + size - offset);
+      for (; t < end; ++t, key += key_pool_.token_stride, value += value_pool_.token_stride) {
+        rows.keys[t] = key;
+        rows.values[t] = value;
+      }
     }
+    std::fill(rows.keys, rows.keys + rows.begin, rows.keys[rows.begin]);
+    std::fill(rows.values, rows.values + rows.begin, rows.values[rows.begin]);
+  }
+
+  static const T* row_of(const T* pool, const Pool& strides, const SingleTask<T>& task, int64_t block, int64_t offset) {
+    return pool + task.blocks[block] * strides.block_stride + offset * strides.token_stride;
   }
 
   template <int GROUP>
-  void attend(int64_t g, int64_t skipped, int64_t count) {
+  void attend(int64_t g) {
+    const int64_t skipped = now_.begin, count = now_.end;
     const typename Products::Query* query = query_.data() + g * shape_.padded;
-    float *scores = scores_.data() + g * kOrderedBlock, *mixed = mixed_.data() + g * shape_.padded;
+    float *scores = scores_, *mixed = mixed_.data() + g * shape_.padded;
     score<GROUP>(query, skipped, count, scores);
     for (int one = 0; one < GROUP; ++one)
       soften(scores + one * kOrderedBlock, skipped, count, maximum_[g + one], total_[g + one],
@@ -500,9 +537,9 @@ class SingleWorker {
     const int64_t d = shape_.head_dim;
     for (int64_t t = skipped; t < count; t += 4) {
       const T* rows[4];
-      for (int j = 0; j < 4; ++j) rows[j] = now_.keys[std::min(t + j, count - 1)];
+      for (int j = 0; j < 4; ++j) rows[j] = now_.keys[std::min(t + j, count - 1)] + keys_at_;
       for (int j = 0; j < 4; ++j)
-        if (t + j < ahead_.count) fetch_row(ahead_.keys[t + j], d);
+        fetch_after_key(t + j);
       Vec acc[GROUP][4];
       for (auto& head : acc)
         for (Vec& a : head) a = Vec(0.f);
@@ -563,9 +600,9 @@ class SingleWorker {
     for (int g = 0; g < GROUP; ++g)
       for (int v = 0; v < NV; ++v) sums[g][v] = Vec::loadu(mixed + g * shape_.padded + from + v * kLanes);
     for (int64_t t = skipped; t < count; ++t) {
-      if (t < ahead_.count) fetch_row(ahead_.values[t] + from, NV * kLanes);
+      fetch_after_value(t, from, NV * kLanes);
       for (int v = 0; v < NV; ++v) {
-        const Vec value = load(now_.values[t] + from + v * kLanes, shape_.head_dim - from - v * kLanes);
+        const Vec value = load(now_.values[t] + values_at_ + from + v * kLanes, shape_.head_dim - from - v * kLanes);
         for (int g = 0; g < GROUP; ++g)
           sums[g][v] = at::vec::fmadd(Vec(weights[g * kOrderedBlock + t]), value, sums[g][v]);
       }
@@ -591,9 +628,10 @@ class SingleWorker {
     for (int g = 0; g < GROUP; ++g)
       for (int v = 0; v < 2 * CHUNKS; ++v) sums[g][v] = _mm512_loadu_ps(mixed + g * shape_.padded + from + v * kLanes);
     for (int64_t t = skipped / 2 * 2; t < count; t += 2) {
-      const T *even = now_.values[std::max(t, skipped)] + from, *odd = now_.values[std::min(t + 1, count - 1)] + from;
-      for (int64_t next = t; next < std::min(t + 2, ahead_.count); ++next)
-        fetch_row(ahead_.values[next] + from, CHUNKS * kPairColumns);
+      const T *even = now_.values[std::max(t, skipped)] + values_at_ + from;
+      const T *odd = now_.values[std::min(t + 1, count - 1)] + values_at_ + from;
+      fetch_after_value(t, from, CHUNKS * kPairColumns);
+      fetch_after_value(t + 1, from, CHUNKS * kPairColumns);
       add_pair<GROUP, CHUNKS>(even, odd, pairs_[0] + t / 2, kOrderedBlock / 2, sums);
     }
     for (int g = 0; g < GROUP; ++g)
@@ -601,22 +639,48 @@ class SingleWorker {
   }
 #endif
 
+  // Fetch what is read kAhead rows later: a block's keys come first, then its values, then the keys of what follows.
+  inline __attribute__((always_inline)) void fetch_after_key(int64_t t) const {
+    if (!fetches_) return;
+    const int64_t next = t + kAhead, value = now_.begin + next - now_.end;
+    if (next < now_.end)
+      fetch_row(now_.keys[next] + keys_at_, shape_.head_dim);
+    else if (value < now_.end)
+      fetch_row(now_.values[value] + values_at_, shape_.head_dim);
+  }
+
+  inline __attribute__((always_inline)) void fetch_after_value(int64_t t, int64_t from, int64_t count) const {
+    if (!fetches_) return;
+    const int64_t next = t + kAhead;
+    if (next < now_.end)
+      fetch_row(now_.values[next] + values_at_ + from, count);
+    else if (then_ && then_->begin + next - now_.end < then_->end)
+      fetch_row(then_->keys[then_->begin + next - now_.end] + then_at_ + from, count);
+  }
+
   static void fetch_row(const T* row, int64_t count) {
-    for (int64_t i = 0; i < count; i += 64 / static_cast<int64_t>(sizeof(T))) fetch_ahead(row + i);
+    for (int64_t i = 0; i < count; i += 64 / static_cast<int64_t>(sizeof(T))) fetch_soon(row + i);
   }
 
   const Shape& shape_;
   const Pool &key_pool_, &value_pool_;
   const T *keys_, *values_;
   const Scoring& how_;
-  const int64_t window_;
-  std::vector<typename Products::Query> query_;  // [query heads of the key-value head, padded]
-  std::vector<float> mixed_;                      // [query heads, padded]
-  std::vector<float> scores_;                     // [query heads, keys]
-  std::vector<float> maximum_, total_;
-  alignas(64) int32_t pairs_[2][kOrderedBlock / 2];  // weights of the heads that are computed together
-  Rows now_, ahead_;
+  const int64_t window_, head_stride_;
+  std::vector<typename Products::Query> query_;  // [query heads of the task, padded]
+  std::vector<float> mixed_;                      // [query heads of the task, padded]
+  std::vector<float> maximum_, total_;            // [query heads of the task]
+  alignas(64) float scores_[2 * kOrderedBlock];      // of the heads that are computed together
+  alignas(64) int32_t pairs_[2][kOrderedBlock / 2];  // their weights
+  int64_t keys_at_ = 0, values_at_ = 0;  // of the present head
+  Rows now_, next_;
+  bool has_rows_ = false;  // whether now_ has the first rows of the next task
+  const Rows* then_ = nullptr;  // what follows, whose keys are at then_at_
+  int64_t then_at_ = 0;
+  bool fetches_ = false;
 };
+
+constexpr int64_t kTasks = 16;  // of a thread, or more
 
 // `length(i)` and `blocks(i)` of token i: how many tokens it sees, and where they are.
 template <typename T, typename Products, typename Length, typename Blocks>
@@ -628,16 +692,26 @@ void attend_singles_by(const TensorView& query, const TensorView& keys, const Te
   const Pool key_pool = strides_of(keys), value_pool = strides_of(values);
   int64_t all = 0;
   for (int64_t i = 0; i < n; ++i) all += window > 0 ? std::min<int64_t>(window, length(i)) : length(i);
+  // Heads of a token lie side by side in memory, so a task has several if there are tasks enough to keep threads even.
+  const int64_t heads = std::clamp<int64_t>(n * shape.kv_heads / (kTasks * num_threads()), 1, shape.kv_heads);
+  const int64_t per_token = (shape.kv_heads + heads - 1) / heads, num_tasks = n * per_token;
   std::atomic<int64_t> next{0};
+  const auto task_of = [&](int64_t number) {
+    const int64_t i = number / per_token, head = number % per_token * heads;
+    return SingleTask<T>{query.as<T>() + i * query.stride(0), head, std::min(heads, shape.kv_heads - head), length(i),
+                         blocks(i), out.as<T>() + i * shape.heads * d};
+  };
   const auto work = [&](int64_t, int64_t) {
-    SingleWorker<T, Products> worker(shape, key_pool, value_pool, keys.as<T>(), values.as<T>(), how, window);
-    for (int64_t task = next++; task < n * shape.kv_heads; task = next++) {
-      const int64_t i = task / shape.kv_heads;
-      worker.run(query.as<T>() + i * query.stride(0), query.stride(1), task % shape.kv_heads, blocks(i), length(i),
-                 out.as<T>() + i * shape.heads * d);
+    SingleWorker<T, Products> worker(shape, key_pool, value_pool, keys.as<T>(), values.as<T>(), how, window, heads,
+                                     query.stride(1));
+    for (int64_t number = next++; number < num_tasks;) {
+      const int64_t following = next++;
+      const SingleTask<T> task = task_of(number), then = task_of(std::min(following, num_tasks - 1));
+      worker.run(task, following < num_tasks ? &then : nullptr);
+      number = following;
     }
   };
-  const int64_t most = std::max<int64_t>(1, std::min(num_threads(), n * shape.kv_heads));
+  const int64_t most = std::max<int64_t>(1, std::min(num_threads(), num_tasks));
   parallel_for(0, std::max<int64_t>(1, std::min(most, all / (2 * kTile))), 1, work);
 }
 

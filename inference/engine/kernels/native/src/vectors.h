@@ -32,6 +32,9 @@ constexpr int64_t kLanes = Vec::size();
 // many as memory needs to be busy, loads wait.
 inline void fetch_ahead(const void* p) { __builtin_prefetch(p, 0, 2); }
 
+// The same in the first cache, for few lines that are needed soon.
+inline void fetch_soon(const void* p) { __builtin_prefetch(p, 0, 3); }
+
 // Where the next weights lie: each pass over the present ones fetches its share of them, evenly while it computes.
 struct Ahead {
   const char* at = nullptr;
