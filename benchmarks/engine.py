@@ -31,7 +31,7 @@ from inference.engine.messages import (
     TokenLogprob,
     TokensEvent,
 )
-from inference.engine.models.facts import ModelSpec, Weights
+from inference.engine.models.facts import BatchInvariance, ModelSpec, Weights
 from inference.engine.models.loader import LoadedModel, load_model
 from inference.interventions import Intervention
 
@@ -172,7 +172,9 @@ def running(
         loop.stop(0.0)
 
 
-def load_shape(shape: Shape, options: Options, *, device: str = "auto", batch_invariant: bool = False) -> LoadedModel:
+def load_shape(
+    shape: Shape, options: Options, *, device: str = "auto", batch_invariant: BatchInvariance = "auto"
+) -> LoadedModel:
     path = shape_folder(shape, options.folder)
     weights = cast("Weights", options.quantization or "native")
     spec = ModelSpec(

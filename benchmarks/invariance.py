@@ -21,8 +21,8 @@ def record(options: Options) -> Record:
     """Measure both modes. ``off again`` shows how reliable the ratios are."""
     names = [name for name in options.workloads if name in WORKLOADS]
     with ExitStack() as stack:
-        loaded = load_shape(options.shape, options, device="cpu")
-        invariant = load_shape(options.shape, options, device="cpu", batch_invariant=True)
+        loaded = load_shape(options.shape, options, device="cpu", batch_invariant="off")
+        invariant = load_shape(options.shape, options, device="cpu", batch_invariant="on")
         subjects = [
             stack.enter_context(running(model, EngineConfig(), name=name))
             for name, model in ((OFF, loaded), (ON, invariant), (AGAIN, loaded))

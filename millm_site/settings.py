@@ -98,7 +98,7 @@ MILLM_CLAMP_MAX_TOKENS = ENV.clamp_max_tokens
 MILLM_MAX_BATCH_SIZE = ENV.max_batch_size
 MILLM_MAX_WAITING_REQUESTS = ENV.max_waiting_requests
 MILLM_MAX_SEQ_LEN = ENV.max_seq_len
-MILLM_BATCH_INVARIANT = ENV.batch_invariant == "on"
+MILLM_BATCH_INVARIANT = ENV.batch_invariant
 MILLM_JOB_WORKERS = ENV.job_slots
 MILLM_BACKGROUND_RESPONSES = ENV.background_responses
 MILLM_JOB_MAX_SHARE = ENV.job_max_share

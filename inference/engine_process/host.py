@@ -197,6 +197,7 @@ def facts_of(loaded: LoadedModel) -> LoadedFacts:
         hidden_size=loaded.hidden_size,
         device=loaded.device,
         grammars=loaded.grammars,
+        batch_invariant=loaded.batch_invariant,
         labels=loaded.labels,
         sites=loaded.sites,
     )

@@ -414,7 +414,8 @@ class ReplicaSet:
         replicas = self.places(spec)
         loads = [each.run(partial(each.load, spec)) for each in replicas]
         try:
-            return self._results(loads)[0]
+            facts: list[LoadedFacts] = self._results(loads)
+            return replace(facts[0], batch_invariant=all(each.batch_invariant for each in facts))
         except BaseException:
             for each in _successful(replicas, loads):
                 each.run(partial(each.release, spec.name))

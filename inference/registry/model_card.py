@@ -66,6 +66,7 @@ class ModelCard:
     grammars: GrammarCompiler | None = None  # of a generation model
     labels: tuple[str, ...] = ()  # of a classifier
     sites: Mapping[Site, int] = field(default_factory=dict)  # every site with its number of values
+    batch_invariant: bool = False  # the bits of its results are independent of other requests
 
 
 Card = ModelCard | MediaCard

@@ -263,6 +263,7 @@ class ModelRegistry:
             entry.loaded.grammars,
             entry.loaded.labels,
             entry.loaded.sites,
+            entry.loaded.batch_invariant,
         )
 
     def _is_busy(self, name: str) -> bool:

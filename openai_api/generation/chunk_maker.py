@@ -6,20 +6,13 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
-from django.conf import settings
-
 from openai_api.generation.run import Generation
 from openai_api.generation.stats import usage_body
 from openai_api.schemas.bodies import ChatChunkBody, CompletionBody, UsageBody
 
 SYSTEM_FINGERPRINT = "fp_millm_3"  # changes when the same seed may produce different tokens
-BATCH_INVARIANT = "_batch_invariant"
+BATCH_INVARIANT = "_batch_invariant"  # follows if results do not depend on the batch
 ChunkT = TypeVar("ChunkT", ChatChunkBody, CompletionBody)
-
-
-def system_fingerprint() -> str:
-    """Return the fingerprint, which differs if results do not depend on the batch."""
-    return SYSTEM_FINGERPRINT + BATCH_INVARIANT * settings.MILLM_BATCH_INVARIANT
 
 
 class ChunkMaker(Generic[ChunkT]):
@@ -46,13 +39,14 @@ class ChunkMaker(Generic[ChunkT]):
         return usage_body(self._generation.stats.usage)
 
     def _chunk(self, choices: Sequence[Any]) -> ChunkT:
+        model = self._generation.target.model
         chunk = {
             "id": self._id,
             "object": self.object_name,
             "created": self._created,
-            "model": self._generation.target.model.record.name,
+            "model": model.record.name,
             "choices": choices,
-            "system_fingerprint": system_fingerprint(),
+            "system_fingerprint": SYSTEM_FINGERPRINT + BATCH_INVARIANT * model.batch_invariant,
         }
         if self._include_usage:
             chunk["usage"] = None

@@ -13,10 +13,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from inference.captures import CaptureSpec, FeatureValues, TopFeatures
 from inference.engine.errors import LoadError, UnsupportedModelError
 from inference.engine.kernels import native
+from inference.engine.kernels.layouts import interleaves
 from inference.engine.kernels.library_cache import SWITCH
 from inference.engine.kernels.linear_kinds import OrderedInt8Linear, OrderedLinear
 from inference.engine.kernels.ordered_activations import OrderedActivation, gelu_tanh, silu
@@ -85,7 +87,7 @@ def subject(request, tmp_path_factory) -> Iterator[Subject]:
 
 
 def load(path, **fields: Any) -> LoadedModel:
-    return load_model(ModelSpec("tiny", path, device="cpu", batch_invariant=True, **fields))
+    return load_model(ModelSpec("tiny", path, device="cpu", batch_invariant="on", **fields))
 
 
 PROFILES: dict[str, Intervention] = {
@@ -200,18 +202,26 @@ def test_beside_others_in_any_chunks(subject, arrivals, chunk, backend, speculat
 def test_without_the_mode_results_may_vary(tmp_path):
     """Otherwise the tests above would compare what is equal anyway."""
     path = build_model(tmp_path, "llama")
-    loaded = load_model(ModelSpec("tiny", path, dtype="bfloat16", device="cpu"))
+    loaded = load_model(ModelSpec("tiny", path, dtype="bfloat16", device="cpu", batch_invariant="off"))
     request = Request(130, num_tokens=12)
     alone = bits(EngineHarness(loaded).generate(**request.fields()))
     in_chunks = bits(EngineHarness(loaded, max_prefill_tokens=1).generate(**request.fields()))
     assert alone != in_chunks
 
 
+@pytest.mark.parametrize(("dtype", "can_be_on"), [("bfloat16", True), ("float32", False)])
+@pytest.mark.parametrize("num_threads", [1, 64])
+def test_auto_is_on_where_it_costs_little(tmp_path, monkeypatch, dtype, can_be_on, num_threads):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
+    loaded = load_model(ModelSpec("tiny", build_model(tmp_path, "llama"), dtype=dtype, device="cpu"))
+    assert loaded.batch_invariant == (can_be_on and interleaves(torch.bfloat16) and num_threads == 1)
+
+
 def test_a_graphics_card_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(LoadError, match=r"MILLM_BATCH_INVARIANT=on.*CPU only"):
-        load_model(ModelSpec("tiny", build_model(tmp_path), device="cuda", batch_invariant=True))
+        load_model(ModelSpec("tiny", build_model(tmp_path), device="cuda", batch_invariant="on"))
 
 
 def test_a_model_whose_own_code_looks_at_the_whole_step_is_refused(tmp_path, monkeypatch):
@@ -226,7 +236,10 @@ def test_a_model_whose_own_code_looks_at_the_whole_step_is_refused(tmp_path, mon
 
     path = build_model(tmp_path)
     monkeypatch.setattr(LlamaRotaryEmbedding, "forward", looks_around)
-    load_model(ModelSpec("tiny", path, dtype="float32", device="cpu"))
+    monkeypatch.setattr("inference.engine.models.loader._costs_little", lambda module, device: True)
+    loaded = load_model(ModelSpec("tiny", path, dtype="float32", device="cpu", batch_invariant="auto"))
+    assert not loaded.batch_invariant
+    assert not any(isinstance(each, OrderedActivation) for each in loaded.module.modules())
     with pytest.raises(UnsupportedModelError, match="depend on the other requests"):
         load(path, dtype="float32")
 
@@ -342,7 +355,7 @@ def test_sums_of_a_row_do_not_depend_on_the_number_of_rows(width):
 @pytest.mark.parametrize("function", [silu, gelu_tanh])
 def test_activations_do_not_depend_on_their_place(function):
     x = torch.randn(7, 50, generator=torch.Generator().manual_seed(0)) * 4
-    activation = OrderedActivation(function)
+    activation = OrderedActivation(function, nn.Identity())
     assert all(torch.equal(activation(x[i : i + 1]), activation(x)[i : i + 1]) for i in range(7))
     exact = torch.nn.functional.silu if function is silu else lambda v: torch.nn.functional.gelu(v, approximate="tanh")
     torch.testing.assert_close(activation(x), exact(x))

@@ -176,6 +176,7 @@ class FakeRegistry:
         self.text = FakeText()
         self.context = CONTEXT
         self.grammars = compiler()
+        self.batch_invariant = False
         self.labels: tuple[str, ...] = ()
         self.unloaded: list[str] = []
         self.media: dict[str, object] = {}  # facts of loaded media models
@@ -205,7 +206,18 @@ class FakeRegistry:
             raise self.failure
         record = self.find(name)
         kind: Any = record.kind
-        return ModelCard(record, self.context, VOCAB_SIZE, self.text, kind, 4, self.grammars, self.labels, SITES)  # type: ignore[arg-type]
+        return ModelCard(
+            record,
+            self.context,
+            VOCAB_SIZE,
+            self.text,  # type: ignore[arg-type]
+            kind,
+            4,
+            self.grammars,
+            self.labels,
+            SITES,
+            self.batch_invariant,
+        )
 
     async def ready_card(self, name: str) -> Card:
         record = self.find(name)

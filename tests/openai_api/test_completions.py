@@ -37,10 +37,10 @@ async def test_completion_has_the_contracts_body(api: Api):
     assert COMPLETION.validate_json(response.content, strict=True).choices[0].text == "Hello sea"
 
 
-async def test_the_fingerprint_tells_whether_results_depend_on_the_batch(api: Api, settings: Any):
+async def test_the_fingerprint_tells_whether_results_depend_on_the_batch(api: Api):
     found = []
     for is_invariant in (False, True):
-        settings.MILLM_BATCH_INVARIANT = is_invariant
+        api.registry.batch_invariant = is_invariant
         found += [(await send()).json()["system_fingerprint"] for send in (api.complete, api.chat)]
         found += [chunk["system_fingerprint"] for chunk in (await chunks_of(await api.chat(stream=True)))[:1]]
     assert len(set(found[:3])) == len(set(found[3:])) == 1

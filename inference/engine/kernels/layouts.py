@@ -35,11 +35,16 @@ def interleaved(weight: Tensor, *, ordered: bool = False, in_place: bool = False
 
 
 def can_interleave(weight: Tensor, *, ordered: bool = False) -> bool:
-    kernels = native.active()
-    has_dots = {torch.bfloat16: kernels.has_bf16, torch.int8: kernels.has_int8}.get(weight.dtype, False)
-    if not has_dots or weight.device.type != "cpu" or (torch.cpu._is_amx_tile_supported() and not ordered):
+    if weight.device.type != "cpu" or not interleaves(weight.dtype, ordered=ordered):
         return False
     return weight.shape[0] % INTERLEAVED == 0 and weight.shape[1] * weight.element_size() % WORD_BYTES == 0
+
+
+def interleaves(dtype: torch.dtype, *, ordered: bool = False) -> bool:
+    """Return whether this processor multiplies interleaved weights of the dtype."""
+    kernels = native.active()
+    has_dots = {torch.bfloat16: kernels.has_bf16, torch.int8: kernels.has_int8}.get(dtype, False)
+    return has_dots and (ordered or not torch.cpu._is_amx_tile_supported())
 
 
 def is_interleaved(weight: Tensor) -> bool:

@@ -17,11 +17,12 @@ ROOT_OF_TWO_OVER_PI = 0.7978845608028654
 
 
 class OrderedActivation(nn.Module):
-    """An elementwise function, computed in float32 and rounded once."""
+    """An elementwise function, computed in float32 and rounded once, in place of the module ``replaced``."""
 
-    def __init__(self, compute: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, compute: Callable[[Tensor], Tensor], replaced: nn.Module) -> None:
         super().__init__()
         self._compute = compute
+        self.replaced = replaced
 
     def forward(self, x: Tensor) -> Tensor:
         return self._compute(x.float()).to(x.dtype)
@@ -41,9 +42,9 @@ KNOWN: tuple[tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]], ...]
 )
 
 
-def order_activations(module: nn.Module) -> int:
-    """Replace the activation functions of MLPs that compute a known one. Return their number."""
-    probe, count = torch.linspace(-4, 4, 65), 0
+def order_activations(module: nn.Module) -> None:
+    """Replace the activation functions of MLPs that compute a known one."""
+    probe = torch.linspace(-4, 4, 65)
     for parent in list(module.modules()):
         original = getattr(parent, "act_fn", None)
         if not isinstance(original, nn.Module) or next(original.parameters(), None) is not None:
@@ -51,6 +52,13 @@ def order_activations(module: nn.Module) -> int:
         result = original(probe)
         for function, ordered in KNOWN:
             if torch.equal(result, function(probe)):
-                parent.act_fn = OrderedActivation(ordered)
-                count += 1
-    return count
+                parent.act_fn = OrderedActivation(ordered, original)
+                break
+
+
+def restore_activations(module: nn.Module) -> None:
+    """Undo :func:`order_activations`."""
+    for parent in list(module.modules()):
+        ordered = getattr(parent, "act_fn", None)
+        if isinstance(ordered, OrderedActivation):
+            parent.act_fn = ordered.replaced

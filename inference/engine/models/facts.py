@@ -13,6 +13,7 @@ from inference.text.grammar_compiler import GrammarCompiler
 from inference.text.plain_tokenizer import PlainTokenizer
 
 Weights = Literal["native", "int8", "w8a8"]
+BatchInvariance = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +22,9 @@ class ModelSpec:
 
     ``weights`` ``int8`` quantises the linears, including the output embeddings. ``w8a8`` also rounds the activations
     that they multiply to 8 bits, except those of the output embeddings. Each ``kind`` has its own loader.
-    ``options``: the default parameters of a media model. ``batch_invariant``: the bits of a generation model's results
-    do not depend on other requests. ``replicas``: how many engine processes load it, where there are several; 0: all.
+    ``options``: the default parameters of a media model. ``batch_invariant``: whether the bits of a generation model's
+    results are independent of other requests; ``auto``: where this costs little. ``replicas``: how many engine
+    processes load it, where there are several; 0: all.
     """
 
     name: str
@@ -34,7 +36,7 @@ class ModelSpec:
     max_seq_len: int = 0
     weights: Weights = "native"
     kind: ModelKind = "generation"
-    batch_invariant: bool = False
+    batch_invariant: BatchInvariance = "auto"
     options: Mapping[str, Any] = field(default_factory=dict)
     replicas: int = 0
 
@@ -77,5 +79,6 @@ class LoadedFacts:
     hidden_size: int
     device: str
     grammars: GrammarCompiler | None
+    batch_invariant: bool = False
     labels: tuple[str, ...] = ()
     sites: Mapping[Site, int] = field(default_factory=dict, hash=False)

@@ -27,8 +27,9 @@ from inference.engine.errors import LoadError, NotEnoughMemoryError, Unsupported
 from inference.engine.kernels import attention, native
 from inference.engine.kernels.fused_layers import fuse
 from inference.engine.kernels.int8_trial import int8_problem
+from inference.engine.kernels.layouts import interleaves
 from inference.engine.kernels.linears import bytes_of, prepare_linears
-from inference.engine.kernels.ordered_activations import order_activations
+from inference.engine.kernels.ordered_activations import order_activations, restore_activations
 from inference.engine.models.adaptations import adapt_attention, freeze_long_rope
 from inference.engine.models.attention_probe import check_attention, use_attention
 from inference.engine.models.facts import ModelSpec
@@ -84,7 +85,7 @@ def load_model(spec: ModelSpec) -> LoadedModel:
 def _load(spec: ModelSpec) -> LoadedModel:
     device = resolve_device(spec.device)
     check_dtype(spec.dtype)
-    if spec.batch_invariant and device.type != "cpu":
+    if spec.batch_invariant == "on" and device.type != "cpu":
         raise LoadError(
             f"{spec.name} cannot run on {device} with MILLM_BATCH_INVARIANT=on, which supports the CPU only. Set the "
             "model's device to cpu, or MILLM_BATCH_INVARIANT=off."
@@ -96,8 +97,8 @@ def _load(spec: ModelSpec) -> LoadedModel:
     _check_weights(spec, module.dtype, device)
     max_length = served_length(spec, module.config.get_text_config())
     with _runnable(spec.name, module):
-        _prepare(spec, module, tokenizer, device, max_length)
-    return _describe(spec, module, tokenizer, device, max_length)
+        is_invariant = _prepare(spec, module, tokenizer, device, max_length)
+    return _describe(spec, module, tokenizer, device, max_length, is_invariant=is_invariant)
 
 
 def _check_weights(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
@@ -232,8 +233,10 @@ def _runnable(name: str, module: nn.Module) -> Iterator[None]:
 
 def _prepare(
     spec: ModelSpec, module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, device: torch.device, max_length: int
-) -> None:
-    """Optimise the module, and check that it still computes the same as transformers."""
+) -> bool:
+    """Optimise the module, and check that it still computes the same as transformers. Return whether its results are
+    independent of the batch.
+    """
     freeze_long_rope(module, max_length)
     reference = take_reference(
         module,
@@ -245,23 +248,53 @@ def _prepare(
     adapt_attention(module)
     check_attention(module, max_length)
     use_attention(module, attention.NAME)
-    _make_fast(spec, module, device)
-    compare(module, reference, batch_invariant=spec.batch_invariant)
-
-
-def _make_fast(spec: ModelSpec, module: nn.Module, device: torch.device) -> None:
-    """Apply our kernels and layouts. Modules that they do not support stay unchanged."""
     if device.type == "cpu":
         native.activate()
-    if spec.batch_invariant:
+    batch_invariant = spec.batch_invariant == "on" or (spec.batch_invariant == "auto" and _costs_little(module, device))
+    _make_fast(spec, module, batch_invariant=batch_invariant)
+    is_invariant = compare(module, reference, batch_invariant=batch_invariant)
+    if batch_invariant and not is_invariant:
+        if spec.batch_invariant == "on":
+            raise UnsupportedModelError(
+                "its results depend on the other requests of a step, which MILLM_BATCH_INVARIANT=on does not allow; "
+                "set it to auto, or use another model"
+            )
+        logger.info("%s: results depend on the other requests of a step, because of its own code.", spec.name)
+        restore_activations(module)
+        compare(module, reference)
+    return is_invariant
+
+
+def _costs_little(module: PreTrainedModel, device: torch.device) -> bool:
+    """Return whether batch invariance costs at most 10 % on this device (``python -m benchmarks.invariance``).
+
+    It was measured where a product sums in one order anyway, because weights are interleaved, and with no more threads
+    than key heads: a sequence's attention uses one thread for each.
+    """
+    if device.type != "cpu" or module.dtype is not torch.bfloat16 or not interleaves(torch.bfloat16):
+        return False
+    config = module.config.get_text_config()
+    num_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return torch.get_num_threads() <= num_heads
+
+
+def _make_fast(spec: ModelSpec, module: nn.Module, *, batch_invariant: bool) -> None:
+    """Apply our kernels and layouts. Modules that they do not support stay unchanged."""
+    if batch_invariant:
         order_activations(module)
-    linears = prepare_linears(module, weights=spec.weights, quantise_head=True, batch_invariant=spec.batch_invariant)
+    linears = prepare_linears(module, weights=spec.weights, quantise_head=True, batch_invariant=batch_invariant)
     logger.info("%s: %s; %s.", spec.name, linears, fuse(module))
     trim_heap()
 
 
 def _describe(
-    spec: ModelSpec, module: nn.Module, tokenizer: PreTrainedTokenizerBase, device: torch.device, max_length: int
+    spec: ModelSpec,
+    module: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    device: torch.device,
+    max_length: int,
+    *,
+    is_invariant: bool,
 ) -> LoadedModel:
     config = module.config.get_text_config()  # type: ignore[union-attr, operator]
     eos_token_ids = _eos_token_ids(module, tokenizer)
@@ -279,7 +312,7 @@ def _describe(
         dtype=str(next(module.parameters()).dtype).removeprefix("torch."),
         device=str(device),
         grammars=GrammarCompiler(tokenizer, int(config.vocab_size), eos_token_ids),
-        batch_invariant=spec.batch_invariant,
+        batch_invariant=is_invariant,
         sites=site_widths(module),
     )
 
