@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from transformers import AutoModelForCausalLM
 
 from inference.engine.kernels import native, step_inputs
+from inference.engine.kernels.decoder_stack import DecoderStack
 from inference.engine.kernels.fused_layers import FusedLayer, FusionReport, fuse
 from inference.engine.kernels.linear_kinds import quantise
 from inference.engine.models.facts import ModelSpec
@@ -230,6 +235,124 @@ def test_a_fused_layer_does_not_skip_an_edit_of_its_mlp(fused_model, kind):
     assert steered == plain
     np.testing.assert_allclose(logprobs, plain_logprobs, atol=1e-5)
     assert unsteered != (steered, logprobs)
+
+
+# Stacks
+
+
+def stacks(module):
+    """The numbers of layers of each stack of a model."""
+    found = {id(stack): len(stack.layers) for each in fused_layers(module) if (stack := each.forward.stack) is not None}
+    return list(found.values())
+
+
+@pytest.mark.parametrize(("architecture", "expected"), [("llama", [4]), ("qwen3", [4])])
+def test_layers_with_nothing_between_are_a_stack(fused_model, architecture, expected):
+    assert stacks(fused_model(architecture).module) == expected
+
+
+def test_layers_with_other_rotary_embeddings_are_not_in_one_stack(fused_model):
+    """Those of Gemma 3 with a sliding window have their own."""
+    loaded = fused_model("gemma3")
+    windows = [layer.forward.look[1] for layer in fused_layers(loaded.module)]
+    runs = [len(list(run)) for _, run in itertools.groupby(windows)]
+    assert len(runs) > 1
+    assert stacks(loaded.module) == [length for length in runs if length > 1]
+
+
+HOOKS = ("output", "input", "inside")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@settings(max_examples=12)
+@given(hooked=st.dictionaries(st.integers(0, 3), st.sampled_from(HOOKS), max_size=3))
+def test_a_stack_computes_its_layers_and_stops_at_hooks(stacked_model, architecture, hooked):
+    """Each hook sees, and changes, what it would without stacks."""
+    loaded = stacked_model(architecture)
+    layers = fused_layers(loaded.module)
+    stacked = [layer.forward for layer in layers]
+
+    def run():
+        seen, handles = [], []
+
+        def scale(module, args, output):
+            seen.append(output.clone())
+            return output * 1.25
+
+        def scale_input(module, args):
+            seen.append(args[0].clone())
+            return (args[0] * 1.25, *args[1:])
+
+        for number, kind in hooked.items():
+            layer = layers[number]
+            if kind == "input":
+                handles.append(layer.register_forward_pre_hook(scale_input))
+            else:
+                handles.append((layer if kind == "output" else layer.mlp).register_forward_hook(scale))
+        try:
+            return transcripts(loaded, lengths=(3, 20)), seen
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    got, seen = run()
+    for layer, forward in zip(layers, stacked, strict=True):
+        layer.forward = replace(forward, stack=None)
+    try:
+        expected, seen_alone = run()
+    finally:
+        for layer, forward in zip(layers, stacked, strict=True):
+            layer.forward = forward
+    assert got == expected
+    assert len(seen) == len(seen_alone)
+    assert all(torch.equal(a, b) for a, b in zip(seen, seen_alone, strict=True))
+
+
+@pytest.fixture(scope="module")
+def stacked_model(tmp_path_factory):
+    """Of each architecture, loaded once, with hooks changing nothing else than their layer."""
+
+    @cache
+    def load(architecture):
+        path = build_model(tmp_path_factory.mktemp(architecture), architecture, max_position_embeddings=256)
+        loaded = load_model(ModelSpec("tiny", path, dtype="bfloat16", device="cpu"))
+        if not fused_layers(loaded.module):
+            pytest.skip("this processor lacks the products")
+        return loaded
+
+    return load
+
+
+def test_one_call_computes_all_layers(stacked_model, monkeypatch):
+    calls = []
+    run = DecoderStack.run
+
+    def count(stack, place, x, *rest):
+        calls.append((place, len(x)))
+        return run(stack, place, x, *rest)
+
+    monkeypatch.setattr(DecoderStack, "run", count)
+    EngineHarness(stacked_model("llama")).generate(prompt=(5, 6, 7), max_tokens=9)
+    assert calls == [(0, 1)] * 8
+
+
+def test_layers_with_something_between_are_no_stack(tmp_path, monkeypatch):
+    from transformers.models.llama.modeling_llama import LlamaModel
+
+    forward = LlamaModel.forward
+
+    def with_more_between(self, **kwargs):
+        handles = [layer.register_forward_hook(lambda module, args, output: output + 0) for layer in self.layers]
+        try:
+            return forward(self, **kwargs)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    monkeypatch.setattr(LlamaModel, "forward", with_more_between)
+    loaded = load_model(ModelSpec("tiny", build_model(tmp_path), dtype="bfloat16", device="cpu"))
+    assert fused_layers(loaded.module) or not native.active().has_products
+    assert not stacks(loaded.module)
 
 
 class OddRMSNorm(nn.Module):

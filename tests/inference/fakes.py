@@ -135,6 +135,7 @@ class FakeLoaded:
     grammars: object = None
     sites: dict[Site, int] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
+    batch_invariant: bool = False
 
 
 class FakeLoader:

@@ -2,7 +2,8 @@
 
 Norms, attentions and MLPs are fused first (:mod:`~inference.engine.kernels.fused_modules`). A layer with only
 fused parts then runs steps of single tokens as two kernels, because with few rows the calls cost more than the small
-operations. Steps with prompts, and layers with a hook inside, run the original forward. A GPU has fusions of its own
+operations, and layers that follow one another run with one call (:mod:`~inference.engine.kernels.decoder_stack`).
+Steps with prompts, and layers with a hook inside, run the original forward. A GPU has fusions of its own
 (:mod:`~inference.engine.kernels.gpu.fusion`); without Triton only norms are fused there, by torch's kernel.
 """
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from inference.engine.cache.pool import KVPool
 from inference.engine.kernels import gpu, native
 from inference.engine.kernels.attention import GroupPlaces, PackedBatch, TokenSpan, params_of, single_tokens
+from inference.engine.kernels.decoder_stack import DecoderStack, stack_layers
 from inference.engine.kernels.fused_modules import (
     PROBE_ROWS,
     TOLERANCES,
@@ -75,7 +77,7 @@ class _Products:
 class FusedLayer:
     """A fused layer. ``look``: scale, window and softcap of the attention. ``hooks``: those of all modules inside the
     layer, which the fused kernels would skip. ``output_hooks``: those of the layer itself. ``key_value``: the product
-    of keys and values; None if other layers follow.
+    of keys and values; None if other layers follow. ``place``: that of the layer in its ``stack``, if it has one.
     """
 
     original: Forward
@@ -89,8 +91,12 @@ class FusedLayer:
     hooks: tuple[Mapping[int, Any], ...]
     output_hooks: Mapping[int, Any]
     key_value: FastLinear | None
+    stack: DecoderStack | None = None
+    place: int = 0
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if self.stack is not None and self.stack.has_computed(self.place, hidden_states):
+            return hidden_states
         batch = kwargs.get("packed_batch")
         if args or not isinstance(batch, PackedBatch) or batch.varlen is not None or any(self.hooks):
             return self.original(hidden_states, *args, **kwargs)
@@ -98,6 +104,8 @@ class FusedLayer:
             return self.original(hidden_states, *args, **kwargs)
         cos, sin = kwargs["position_embeddings"]
         if self._serves(batch):
+            if self.stack is not None:
+                return self.stack.run(self.place, hidden_states[0], cos[0], sin[0], batch)
             return self._run(hidden_states[0], cos[0], sin[0], batch).unsqueeze(0)
         if self._leaves_out(batch):
             return self._run_needed(hidden_states[0], cos[0], sin[0], batch).unsqueeze(0)
@@ -188,7 +196,7 @@ class FusedLayer:
         return result
 
 
-def layer_forward(layer: nn.Module, dtype: torch.dtype) -> Forward | None:
+def layer_forward(layer: nn.Module, dtype: torch.dtype) -> FusedLayer | None:
     """Return the fused layer, if attention and MLP are fused, with a norm before and possibly after each."""
     attention, mlp = (getattr(getattr(layer, name, None), "forward", None) for name in ("self_attn", "mlp"))
     if not isinstance(attention, FusedAttention) or not isinstance(mlp, FusedMlp):
@@ -331,8 +339,11 @@ def fuse(module: nn.Module) -> FusionReport:
     attentions = sum(_replace(child, attention_forward(child, dtype)) for child in children)
     norms = sum(_replace(child, norm_forward(child)) for child in children)
     mlps = sum(_replace(child, mlp_forward(child, dtype)) for child in children)
-    layers = sum(_replace(child, layer_forward(child, dtype)) for child in children)
-    return FusionReport(norms, attentions, mlps, layers)
+    layers = {child: layer for child in children if (layer := layer_forward(child, dtype)) is not None}
+    for child, layer in layers.items():
+        _replace(child, layer)
+    stack_layers(module, layers)
+    return FusionReport(norms, attentions, mlps, len(layers))
 
 
 def _fuse_on_gpu(children: list[nn.Module], dtype: torch.dtype, device: torch.device) -> FusionReport:

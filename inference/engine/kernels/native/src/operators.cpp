@@ -381,25 +381,93 @@ std::tuple<Tensor, Tensor> steer_op(const Tensor& hidden, const Tensor& rows, co
   return {steered, changes};
 }
 
-// The end of a step: the product, normed if there is a norm, added to x.
-Tensor added_product(const TensorView& x, const TensorView& mixed, const Views& weight, Optional bias, Optional norm_of,
-                     double eps, double offset, const ProductOptions& how) {
-  const Tensor out = empty(x, {x.size(0), columns_of(weight.at(0))});
-  const TensorView to = view_of(out);
-  STD_TORCH_CHECK(has_sizes_of(to, x), "the last product has another width than x");
-  if (norm_of) {
+// A product of a layer: its weight in one or more parts, and its bias.
+struct Product {
+  Views weight;
+  std::optional<TensorView> bias;
+};
+
+struct NormNumbers {
+  double eps, offset;
+};
+
+// What the attention of a layer needs. `after` is there where the result is normed before it is added.
+struct AttentionPart {
+  TensorView before;
+  std::optional<TensorView> of_query, of_key, after;
+  NormNumbers norms;
+  Product qkv, out;
+  TensorView cos, sin, keys, values, slots, table, lengths;
+  double scale, softcap;
+  int64_t window;
+  ProductOptions how;
+};
+
+struct MlpPart {
+  TensorView before;
+  std::optional<TensorView> after;
+  NormNumbers norms;
+  Product gate_up, down;
+  std::string activation;
+  ProductOptions how;
+};
+
+// The end of a part: the product, normed if there is a norm, added to x.
+void add_product(const TensorView& x, const TensorView& mixed, const Product& product, Optional after,
+                 const NormNumbers& norms, const ProductOptions& how, const TensorView& to) {
+  STD_TORCH_CHECK(columns_of(product.weight.at(0)) == x.size(1), "the last product has another width than x");
+  if (after) {
     const Buffer plain(x, {to.size(0), to.size(1)});
-    multiply(mixed, weight, bias, how, plain.view);
-    norm(plain.view, *norm_of, eps, offset, to);
+    multiply(mixed, product.weight, pointer(product.bias), how, plain.view);
+    norm(plain.view, *after, norms.eps, norms.offset, to);
   } else {
-    multiply(mixed, weight, bias, how, to);
+    multiply(mixed, product.weight, pointer(product.bias), how, to);
   }
   add_rows(x, to);
-  return out;
 }
 
-// x + attention(norm(x)) for one new token of each of n sequences, with what comes between as in a decoder layer:
-// x [n, hidden]; out_norm is there where the result is normed before it is added.
+// to = x + attention(norm(x)) for one new token of each of n sequences, with what comes between as in a decoder layer:
+// x [n, hidden].
+void attention_part(const TensorView& x, const AttentionPart& part, const TensorView& to) {
+  STD_TORCH_CHECK(x.dims == 2 && part.keys.dims == 4, "attention of a layer: shapes");
+  const int64_t n = x.size(0), d = part.keys.size(3), of_keys = part.keys.size(2) * d;
+  const int64_t of_queries = columns_of(part.qkv.weight.at(0)) - 2 * of_keys;
+  STD_TORCH_CHECK(of_queries > 0 && of_queries % of_keys == 0, "attention of a layer: queries do not fit the keys");
+  const auto [eps, offset] = part.norms;
+
+  const Buffer normed(x, {n, x.size(1)}), joined(x, {n, of_queries + 2 * of_keys});
+  norm(x, part.before, eps, offset, normed.view);
+  multiply(normed.view, part.qkv.weight, pointer(part.qkv.bias), part.how, joined.view);
+  const auto heads = [&](int64_t from, int64_t width) {
+    TensorView view = shaped(joined.view.as<char>() + from * x.element_size, x, {n, width / d, d});
+    view.strides[0] = joined.view.stride(0);
+    return view;
+  };
+  const Buffer query(x, {n, of_queries / d, d}), key(x, {n, of_keys / d, d}), mixed(x, {n, of_queries / d, d});
+  rotate(heads(0, of_queries), pointer(part.of_query), eps, offset, part.cos, part.sin, query.view);
+  rotate(heads(of_queries, of_keys), pointer(part.of_key), eps, offset, part.cos, part.sin, key.view);
+  write(part.keys, part.values, key.view, heads(of_queries + of_keys, of_keys), part.slots);
+  attend(query.view, part.keys, part.values, part.table, part.lengths, part.scale, part.window, part.softcap, nullptr,
+         part.how.ordered, mixed.view);
+  add_product(x, shaped(mixed.view.data, x, {n, of_queries}), part.out, pointer(part.after), part.norms, part.how, to);
+}
+
+// to = x + down(activation(gate(norm(x))) * up(norm(x))).
+void mlp_part(const TensorView& x, const MlpPart& part, const TensorView& to) {
+  STD_TORCH_CHECK(x.dims == 2, "MLP of a layer: shapes");
+  const int64_t n = x.size(0), width = columns_of(part.gate_up.weight.at(0)) / 2;
+  const Buffer normed(x, {n, x.size(1)}), joined(x, {n, 2 * width}), mixed(x, {n, width});
+  norm(x, part.before, part.norms.eps, part.norms.offset, normed.view);
+  multiply(normed.view, part.gate_up.weight, pointer(part.gate_up.bias), part.how, joined.view);
+  const auto half = [&](int64_t from) {
+    TensorView view = shaped(joined.view.as<char>() + from * x.element_size, x, {n, width});
+    view.strides[0] = joined.view.stride(0);
+    return view;
+  };
+  gate(half(0), half(width), part.activation, mixed.view);
+  add_product(x, mixed.view, part.down, pointer(part.after), part.norms, part.how, to);
+}
+
 Tensor attention_step_op(const Tensor& hidden, const Tensor& in_norm, const OptionalTensor& query_norm,
                          const OptionalTensor& key_norm, const OptionalTensor& out_norm, double eps, double offset,
                          const std::vector<Tensor>& qkv, const OptionalTensor& qkv_bias,
@@ -407,55 +475,79 @@ Tensor attention_step_op(const Tensor& hidden, const Tensor& in_norm, const Opti
                          const Tensor& sin, const Tensor& keys, const Tensor& values, const Tensor& slot_mapping,
                          const Tensor& block_table, const Tensor& lengths, double scale, int64_t window,
                          double softcap, bool rounded, bool ordered) {
-  const TensorView x = view_of(hidden), k = view_of(keys), v = view_of(values);
-  const TensorView cosines = view_of(cos), sines = view_of(sin);
-  const auto of_query = view_of(query_norm), of_key = view_of(key_norm), of_out = view_of(out_norm);
-  const auto in_bias = view_of(qkv_bias), last_bias = view_of(out_bias);
-  const Views in_weight = views_of(qkv);
-  STD_TORCH_CHECK(x.dims == 2 && k.dims == 4, "attention_step: shapes");
-  const int64_t n = x.size(0), d = k.size(3), of_keys = k.size(2) * d;
-  const int64_t of_queries = columns_of(in_weight.at(0)) - 2 * of_keys;
-  STD_TORCH_CHECK(of_queries > 0 && of_queries % of_keys == 0, "attention_step: queries do not fit the keys");
-
-  const Buffer normed(x, {n, x.size(1)}), joined(x, {n, of_queries + 2 * of_keys});
-  norm(x, view_of(in_norm), eps, offset, normed.view);
-  multiply(normed.view, in_weight, pointer(in_bias), {rounded, ordered}, joined.view);
-  const auto heads = [&](int64_t from, int64_t width) {
-    TensorView view = shaped(joined.view.as<char>() + from * x.element_size, x, {n, width / d, d});
-    view.strides[0] = joined.view.stride(0);
-    return view;
-  };
-  const Buffer query(x, {n, of_queries / d, d}), key(x, {n, of_keys / d, d}), mixed(x, {n, of_queries / d, d});
-  rotate(heads(0, of_queries), pointer(of_query), eps, offset, cosines, sines, query.view);
-  rotate(heads(of_queries, of_keys), pointer(of_key), eps, offset, cosines, sines, key.view);
-  write(k, v, key.view, heads(of_queries + of_keys, of_keys), view_of(slot_mapping));
-  attend(query.view, k, v, view_of(block_table), view_of(lengths), scale, window, softcap, nullptr, ordered,
-         mixed.view);
-  return added_product(x, shaped(mixed.view.data, x, {n, of_queries}), views_of(out_weight), pointer(last_bias),
-                       pointer(of_out), eps, offset, {rounded, ordered});
+  const TensorView x = view_of(hidden);
+  STD_TORCH_CHECK(x.dims == 2, "attention_step: shapes");
+  const Tensor result = empty(x, {x.size(0), x.size(1)});
+  attention_part(x,
+                 {view_of(in_norm), view_of(query_norm), view_of(key_norm), view_of(out_norm), {eps, offset},
+                  {views_of(qkv), view_of(qkv_bias)}, {views_of(out_weight), view_of(out_bias)}, view_of(cos),
+                  view_of(sin), view_of(keys), view_of(values), view_of(slot_mapping), view_of(block_table),
+                  view_of(lengths), scale, softcap, window, {rounded, ordered}},
+                 view_of(result));
+  return result;
 }
 
-// x + down(activation(gate(norm(x))) * up(norm(x))).
 Tensor mlp_step_op(const Tensor& hidden, const Tensor& in_norm, const OptionalTensor& out_norm, double eps,
                    double offset, const std::vector<Tensor>& gate_up, const OptionalTensor& gate_up_bias,
                    const std::vector<Tensor>& down, const OptionalTensor& down_bias, const std::string& activation,
                    bool rounded, bool ordered) {
   const TensorView x = view_of(hidden);
-  const auto of_out = view_of(out_norm), in_bias = view_of(gate_up_bias), last_bias = view_of(down_bias);
-  const Views in_weight = views_of(gate_up);
   STD_TORCH_CHECK(x.dims == 2, "mlp_step: shapes");
-  const int64_t n = x.size(0), width = columns_of(in_weight.at(0)) / 2;
-  const Buffer normed(x, {n, x.size(1)}), joined(x, {n, 2 * width}), mixed(x, {n, width});
-  norm(x, view_of(in_norm), eps, offset, normed.view);
-  multiply(normed.view, in_weight, pointer(in_bias), {rounded, ordered}, joined.view);
-  const auto half = [&](int64_t from) {
-    TensorView view = shaped(joined.view.as<char>() + from * x.element_size, x, {n, width});
-    view.strides[0] = joined.view.stride(0);
-    return view;
+  const Tensor result = empty(x, {x.size(0), x.size(1)});
+  mlp_part(x,
+           {view_of(in_norm), view_of(out_norm), {eps, offset}, {views_of(gate_up), view_of(gate_up_bias)},
+            {views_of(down), view_of(down_bias)}, activation, {rounded, ordered}},
+           view_of(result));
+  return result;
+}
+
+// Several layers, one after the other: `norms` has those before attention and MLP, after them, and of queries and keys of
+// each layer; `weights` and `biases` have qkv, output, gate and up, and down of each. An empty tensor stands for none.
+// looks [layers, 4] float64: scale, window, softcap, and which of `slots` and `tables` a layer uses.
+Tensor decoder_stack_op(const Tensor& hidden, const std::vector<Tensor>& norms, double eps, double offset,
+                        const std::vector<Tensor>& weights, const std::vector<Tensor>& biases, const Tensor& cos,
+                        const Tensor& sin, const std::vector<Tensor>& keys, const std::vector<Tensor>& values,
+                        const std::vector<Tensor>& slots, const std::vector<Tensor>& tables, const Tensor& lengths,
+                        const Tensor& looks, const std::string& activation, bool rounded, bool ordered) {
+  constexpr size_t kNorms = 6, kProducts = 4, kLooks = 4;
+  const TensorView x = view_of(hidden), look = view_of(looks), cosines = view_of(cos), sines = view_of(sin);
+  const TensorView length = view_of(lengths);
+  const size_t layers = keys.size(), parts = layers ? weights.size() / layers / kProducts : 0;
+  STD_TORCH_CHECK(x.dims == 2 && layers > 0 && values.size() == layers, "decoder_stack: shapes");
+  STD_TORCH_CHECK(norms.size() == layers * kNorms && biases.size() == layers * kProducts && parts > 0 &&
+                      weights.size() == layers * kProducts * parts, "decoder_stack: norms, weights and biases");
+  STD_TORCH_CHECK(is_vector_of(look, ScalarType::Double, static_cast<int64_t>(layers * kLooks)), "decoder_stack: looks");
+  const auto given = [](const Tensor& tensor) {
+    return tensor.numel() ? std::optional(view_of(tensor)) : std::nullopt;
   };
-  gate(half(0), half(width), activation, mixed.view);
-  return added_product(x, mixed.view, views_of(down), pointer(last_bias), pointer(of_out), eps, offset,
-                       {rounded, ordered});
+  const auto product = [&](size_t layer, size_t number) {
+    Product found{{}, given(biases[layer * kProducts + number])};
+    for (size_t p = 0; p < parts; ++p)
+      found.weight.push_back(view_of(weights[(layer * kProducts + number) * parts + p]));
+    return found;
+  };
+  const Tensor result = empty(x, {x.size(0), x.size(1)});
+  const Buffer attended(x, {x.size(0), x.size(1)}), between(x, {x.size(0), x.size(1)});
+  const NormNumbers numbers{eps, offset};
+  const ProductOptions how{rounded, ordered};
+  TensorView at = x;
+  for (size_t layer = 0; layer < layers; ++layer) {
+    const Tensor* norm_of = norms.data() + layer * kNorms;
+    const double* look_of = look.as<double>() + layer * kLooks;
+    const auto group = static_cast<size_t>(look_of[3]);
+    STD_TORCH_CHECK(group < slots.size() && group < tables.size(), "decoder_stack: a layer without slots");
+    attention_part(at,
+                   {view_of(norm_of[0]), given(norm_of[4]), given(norm_of[5]), given(norm_of[1]), numbers,
+                    product(layer, 0), product(layer, 1), cosines, sines, view_of(keys[layer]), view_of(values[layer]),
+                    view_of(slots[group]), view_of(tables[group]), length, look_of[0], look_of[2],
+                    static_cast<int64_t>(look_of[1]), how},
+                   attended.view);
+    at = layer + 1 < layers ? between.view : view_of(result);
+    mlp_part(attended.view,
+             {view_of(norm_of[2]), given(norm_of[3]), numbers, product(layer, 2), product(layer, 3), activation, how},
+             at);
+  }
+  return result;
 }
 
 std::tuple<int64_t, bool, bool, bool, bool> features_op() {
@@ -481,6 +573,9 @@ STABLE_TORCH_LIBRARY(millm_native, m) {
   m.def("mlp_step(Tensor x, Tensor in_norm, Tensor? out_norm, float eps, float offset, Tensor[] gate_up, "
         "Tensor? gate_up_bias, Tensor[] down, Tensor? down_bias, str activation, bool rounded=False, "
         "bool ordered=False) -> Tensor");
+  m.def("decoder_stack(Tensor x, Tensor[] norms, float eps, float offset, Tensor[] weights, Tensor[] biases, "
+        "Tensor cos, Tensor sin, Tensor(a!)[] keys, Tensor(b!)[] values, Tensor[] slots, Tensor[] tables, "
+        "Tensor lengths, Tensor looks, str activation, bool rounded=False, bool ordered=False) -> Tensor");
   m.def("linear_rows(Tensor x, Tensor weight, Tensor? bias, bool ordered=False) -> Tensor");
   m.def("interleave(Tensor(a!) weight) -> ()");
   m.def("linear_int8(Tensor x, Tensor weight, Tensor scales, Tensor sums, Tensor? bias, bool rounded=False, "
@@ -499,6 +594,7 @@ STABLE_TORCH_LIBRARY_IMPL(millm_native, CPU, m) {
   m.impl("gate_mul", TORCH_BOX(&millm::gate_mul_op));
   m.impl("attention_step", TORCH_BOX(&millm::attention_step_op));
   m.impl("mlp_step", TORCH_BOX(&millm::mlp_step_op));
+  m.impl("decoder_stack", TORCH_BOX(&millm::decoder_stack_op));
   m.impl("linear_rows", TORCH_BOX(&millm::linear_rows_op));
   m.impl("interleave", TORCH_BOX(&millm::interleave_op));
   m.impl("linear_int8", TORCH_BOX(&millm::linear_int8_op));
