@@ -324,7 +324,7 @@ def stacked_model(tmp_path_factory):
 
 
 def test_one_call_computes_all_layers(stacked_model, monkeypatch):
-    calls = []
+    loaded, calls = stacked_model("llama"), []
     run = DecoderStack.run
 
     def count(stack, place, x, *rest):
@@ -332,7 +332,7 @@ def test_one_call_computes_all_layers(stacked_model, monkeypatch):
         return run(stack, place, x, *rest)
 
     monkeypatch.setattr(DecoderStack, "run", count)
-    EngineHarness(stacked_model("llama")).generate(prompt=(5, 6, 7), max_tokens=9)
+    EngineHarness(loaded).generate(prompt=(5, 6, 7), max_tokens=9)
     assert calls == [(0, 1)] * 8
 
 
