@@ -129,26 +129,25 @@ class _Call:
     rotary: Any
 
 
-def stack_layers(module: nn.Module, fused: Mapping[nn.Module, FusedLayer]) -> int:
-    """Give the fused layers of a model their stacks. Return how many there are.
+def stack_layers(module: nn.Module, fused: Mapping[nn.Module, FusedLayer]) -> None:
+    """Give the fused layers of a model their stacks.
 
     A forward pass of one token shows which layers follow one another with nothing between.
     """
-    calls = _calls(module, list(fused))
     runs: list[list[_Call]] = []
-    for call in calls:
+    for call in _calls(module, list(fused)) if len(fused) > 1 else ():
         before = runs[-1][-1] if runs else None
         if before is not None and _continues(before, call, fused):
             runs[-1].append(call)
         else:
             runs.append([call])
-    stacks = [run for run in runs if len(run) > 1]
-    for run in stacks:
+    for run in runs:
+        if len(run) == 1:
+            continue
         layers = [fused[call.module] for call in run]
         stack = DecoderStack(layers, [call.module._forward_pre_hooks for call in run])
         for place, call in enumerate(run):
             call.module.forward = replace(fused[call.module], stack=stack, place=place)
-    return len(stacks)
 
 
 def _continues(before: _Call, call: _Call, fused: Mapping[nn.Module, FusedLayer]) -> bool:

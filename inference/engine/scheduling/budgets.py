@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 SMOOTHING = 0.2
-PAUSE_S = 0.3  # for prompt tokens in one step beside sequences that decode
+PAUSE_S = 0.25  # for prompt tokens in one step beside sequences that decode
 MAX_PAUSE_S = 1.0  # on a slow processor, for EFFICIENT_TOKENS: people notice longer gaps in a stream
 EFFICIENT_TOKENS = 160  # products of fewer rows take longer for each
 PREFILL_GRAIN = 16  # tokens; also the minimum by which a prompt advances in a step, if no larger one is given
@@ -27,9 +27,9 @@ class PrefillBudget:
     by the measured cost of a prompt token. Each further prompt adds as much again, because a longer step brings it into
     the batch sooner. Only sequences that are older than the prompts are protected: if they are a part of those that
     decode, the step may take longer in proportion. Requests that cannot be admitted for lack of a slot or of memory do
-    not count. While any sequence decodes, prompt tokens take at most ``PAUSE_S`` of a step; if ``EFFICIENT_TOKENS`` take
-    longer, at most as long as these, up to ``MAX_PAUSE_S``. If nothing decodes or ``max_stall_factor`` is 0,
-    ``max_tokens`` are allowed; ``min_tokens`` always are.
+    not count. While any sequence decodes, prompt tokens take at most ``PAUSE_S`` of a step, or as long as
+    ``EFFICIENT_TOKENS``, up to ``MAX_PAUSE_S``. If nothing decodes or ``max_stall_factor`` is 0, ``max_tokens`` are
+    allowed; ``min_tokens`` always are.
     """
 
     def __init__(self, max_tokens: int, max_stall_factor: float, min_tokens: int = 0) -> None:
