@@ -25,11 +25,11 @@ def test_a_step_takes_at_most_the_factor_times_as_long():
 def test_each_who_waits_gets_as_much_time():
     assert learned().tokens(2, 2, 8) == 240  # eight times 30 tokens
     assert learned().tokens(15, 15, 1) == 16
-    assert learned().tokens(1, 1, 1000) == 240  # 0.25 s
+    assert learned().tokens(1, 1, 1000) == 288  # 0.3 s
 
 
 def test_only_older_sequences_limit_the_prompts():
-    assert learned().tokens(8, 0, 1) == 240
+    assert learned().tokens(8, 0, 1) == 288
     assert learned().tokens(8, 2, 1) == 112  # four times 30 tokens
     assert learned().tokens(8, 8, 1) == 16
 
@@ -44,7 +44,7 @@ def test_a_step_is_compared_with_one_of_as_many_sequences():
 
 def test_beside_a_burst_s_sequences_a_step_is_short():
     assert learned(token_s=0.0001).tokens(8, 0, 4) == 512  # 51 ms
-    assert learned(token_s=0.0015).tokens(8, 0, 4) == 160  # 0.25 s
+    assert learned(token_s=0.0015).tokens(8, 0, 4) == 192  # 0.3 s
 
 
 def test_on_a_slow_machine_it_has_tokens_enough_for_fast_products_if_these_do_not_take_many_seconds():

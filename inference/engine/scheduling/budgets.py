@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 SMOOTHING = 0.2
-PAUSE_S = 0.25  # for prompt tokens in one step beside sequences that decode
+PAUSE_S = 0.3  # for prompt tokens in one step beside sequences that decode
 MAX_PAUSE_S = 1.0  # on a slow processor, for EFFICIENT_TOKENS: people notice longer gaps in a stream
 EFFICIENT_TOKENS = 160  # products of fewer rows take longer for each
 PREFILL_GRAIN = 16  # tokens; also the minimum by which a prompt advances in a step, if no larger one is given
