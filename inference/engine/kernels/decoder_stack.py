@@ -7,19 +7,70 @@ for each layer. So the first layer of a stack computes all of them, and the othe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from inference.engine.kernels.attention import LayoutProbe, PackedBatch
-
-if TYPE_CHECKING:
-    from inference.engine.kernels.fused_layers import FusedLayer
+from inference.engine.kernels.linear_kinds import Operands
 
 Hooks = Mapping[int, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorms:
+    """The norms of a layer, with the same ``eps`` and ``offset``. Output norms exist if a result is normed before it is
+    added.
+    """
+
+    attention: Tensor
+    attention_out: Tensor | None
+    mlp: Tensor
+    mlp_out: Tensor | None
+    query: Tensor | None
+    key: Tensor | None
+    eps: float
+    offset: float
+
+
+@dataclass(frozen=True, slots=True)
+class LayerProducts:
+    qkv: Operands
+    out: Operands
+    gate_up: Operands
+    down: Operands
+
+    @property
+    def all(self) -> tuple[Operands, ...]:
+        return self.qkv, self.out, self.gate_up, self.down
+
+    @property
+    def most_rows(self) -> int:
+        return min(o.most_rows for o in self.all)
+
+
+class StackedLayer(Protocol):
+    """What a stack needs of a fused layer."""
+
+    @property
+    def layer(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def norms(self) -> LayerNorms: ...
+    @property
+    def products(self) -> LayerProducts: ...
+    @property
+    def look(self) -> tuple[float, int, float]: ...
+    @property
+    def activation(self) -> str: ...
+    @property
+    def hooks(self) -> tuple[Hooks, ...]: ...
+    @property
+    def output_hooks(self) -> Hooks: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +91,7 @@ class DecoderStack:
     ``pre_hooks``: those of each layer itself. Not thread-safe, like the model.
     """
 
-    layers: Sequence[FusedLayer]
+    layers: Sequence[StackedLayer]
     pre_hooks: Sequence[Hooks]
     _computed: tuple[Tensor, int] | None = field(default=None, init=False)
     _operands: dict[tuple[int, int, tuple[int, ...]], _Operands] = field(default_factory=dict, init=False)
@@ -129,8 +180,8 @@ class _Call:
     rotary: Any
 
 
-def stack_layers(module: nn.Module, fused: Mapping[nn.Module, FusedLayer]) -> None:
-    """Give the fused layers of a model their stacks.
+def stacks_of(module: nn.Module, fused: Mapping[nn.Module, StackedLayer]) -> dict[nn.Module, tuple[DecoderStack, int]]:
+    """Return the stack of each fused layer that has one, and its place there.
 
     A forward pass of one token shows which layers follow one another with nothing between.
     """
@@ -141,22 +192,22 @@ def stack_layers(module: nn.Module, fused: Mapping[nn.Module, FusedLayer]) -> No
             runs[-1].append(call)
         else:
             runs.append([call])
+    found: dict[nn.Module, tuple[DecoderStack, int]] = {}
     for run in runs:
         if len(run) == 1:
             continue
-        layers = [fused[call.module] for call in run]
-        stack = DecoderStack(layers, [call.module._forward_pre_hooks for call in run])
-        for place, call in enumerate(run):
-            call.module.forward = replace(fused[call.module], stack=stack, place=place)
+        stack = DecoderStack([fused[call.module] for call in run], [call.module._forward_pre_hooks for call in run])
+        found.update((call.module, (stack, place)) for place, call in enumerate(run))
+    return found
 
 
-def _continues(before: _Call, call: _Call, fused: Mapping[nn.Module, FusedLayer]) -> bool:
+def _continues(before: _Call, call: _Call, fused: Mapping[nn.Module, StackedLayer]) -> bool:
     if call.given is not before.returned or call.rotary is None or call.rotary is not before.rotary:
         return False
     return _kind(fused[call.module]) == _kind(fused[before.module])
 
 
-def _kind(layer: FusedLayer) -> tuple[Any, ...]:
+def _kind(layer: StackedLayer) -> tuple[Any, ...]:
     """Return what the layers of a stack have in common."""
     parts = tuple(len(product.weight) for product in layer.products.all)
     return layer.head_dim, layer.norms.eps, layer.norms.offset, layer.activation, layer.products.down.rounded, parts

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from inference.engine.cache.pool import KVPool
 from inference.engine.kernels import gpu, native
 from inference.engine.kernels.attention import GroupPlaces, PackedBatch, TokenSpan, params_of, single_tokens
-from inference.engine.kernels.decoder_stack import DecoderStack, stack_layers
+from inference.engine.kernels.decoder_stack import DecoderStack, LayerNorms, LayerProducts, stacks_of
 from inference.engine.kernels.fused_modules import (
     PROBE_ROWS,
     TOLERANCES,
@@ -42,38 +42,6 @@ PROBE_TOKENS = 40  # per sequence in the probe's cache
 
 
 @dataclass(frozen=True, slots=True)
-class _Norms:
-    """The norms of a layer, with the same ``eps`` and ``offset``. Output norms exist if a result is normed before it is
-    added.
-    """
-
-    attention: Tensor
-    attention_out: Tensor | None
-    mlp: Tensor
-    mlp_out: Tensor | None
-    query: Tensor | None
-    key: Tensor | None
-    eps: float
-    offset: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Products:
-    qkv: Operands
-    out: Operands
-    gate_up: Operands
-    down: Operands
-
-    @property
-    def all(self) -> tuple[Operands, ...]:
-        return self.qkv, self.out, self.gate_up, self.down
-
-    @property
-    def most_rows(self) -> int:
-        return min(o.most_rows for o in self.all)
-
-
-@dataclass(frozen=True, slots=True)
 class FusedLayer:
     """A fused layer. ``look``: scale, window and softcap of the attention. ``hooks``: those of all modules inside the
     layer, which the fused kernels would skip. ``output_hooks``: those of the layer itself. ``key_value``: the product
@@ -83,8 +51,8 @@ class FusedLayer:
     original: Forward
     layer: int
     head_dim: int
-    norms: _Norms
-    products: _Products
+    norms: LayerNorms
+    products: LayerProducts
     look: tuple[float, int, float]
     activation: str
     most_rows: int
@@ -224,7 +192,7 @@ def layer_forward(layer: nn.Module, dtype: torch.dtype) -> FusedLayer | None:
     return fused if _agrees(fused, attention.module, dtype) else None
 
 
-def _norms(layer: nn.Module, attention: FusedAttention) -> _Norms | None:
+def _norms(layer: nn.Module, attention: FusedAttention) -> LayerNorms | None:
     """Return the norms; None if one is not known, or if they differ in kind."""
     norms = layer_norms(layer)
     if norms is None:
@@ -235,15 +203,15 @@ def _norms(layer: nn.Module, attention: FusedAttention) -> _Norms | None:
         return None
     before, after, before_mlp, after_mlp, query, key = (None if norm is None else norm.weight for norm in norms)
     eps, offset = kinds.pop()
-    return _Norms(cast("Tensor", before), after, cast("Tensor", before_mlp), after_mlp, query, key, eps, offset)
+    return LayerNorms(cast("Tensor", before), after, cast("Tensor", before_mlp), after_mlp, query, key, eps, offset)
 
 
-def _products(attention: Any, mlp: Any) -> _Products | None:
+def _products(attention: Any, mlp: Any) -> LayerProducts | None:
     linears = [_joined(attention.q_proj), attention.o_proj, _joined(mlp.gate_proj), mlp.down_proj]
     operands = [linear.operands() if isinstance(linear, FastLinear) else None for linear in linears]
     if None in operands:
         return None
-    found = _Products(*cast("list[Operands]", operands))
+    found = LayerProducts(*cast("list[Operands]", operands))
     return found if len({o.rounded for o in found.all}) == 1 else None
 
 
@@ -342,7 +310,8 @@ def fuse(module: nn.Module) -> FusionReport:
     layers = {child: layer for child in children if (layer := layer_forward(child, dtype)) is not None}
     for child, layer in layers.items():
         _replace(child, layer)
-    stack_layers(module, layers)
+    for child, (stack, place) in stacks_of(module, layers).items():
+        _replace(child, replace(layers[child], stack=stack, place=place))
     return FusionReport(norms, attentions, mlps, len(layers))
 
 
