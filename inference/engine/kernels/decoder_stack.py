@@ -93,7 +93,7 @@ class DecoderStack:
 
     layers: Sequence[StackedLayer]
     pre_hooks: Sequence[Hooks]
-    _computed: tuple[Tensor, int] | None = field(default=None, init=False)
+    _computed: tuple[Tensor, int] | None = field(default=None, init=False)  # an output, and the place of its layer
     _operands: dict[tuple[int, int, tuple[int, ...]], _Operands] = field(default_factory=dict, init=False)
 
     def run(self, place: int, x: Tensor, cos: Tensor, sin: Tensor, batch: PackedBatch) -> Tensor:
@@ -209,8 +209,17 @@ def _continues(before: _Call, call: _Call, fused: Mapping[nn.Module, StackedLaye
 
 def _kind(layer: StackedLayer) -> tuple[Any, ...]:
     """Return what the layers of a stack have in common."""
-    parts = tuple(len(product.weight) for product in layer.products.all)
-    return layer.head_dim, layer.norms.eps, layer.norms.offset, layer.activation, layer.products.down.rounded, parts
+    norms, products = layer.norms, layer.products
+    parts = tuple(len(product.weight) for product in products.all)
+    return (
+        layer.head_dim,
+        norms.eps,
+        norms.offset,
+        layer.activation,
+        products.down.rounded,
+        products.most_rows,
+        parts,
+    )
 
 
 @torch.inference_mode()
