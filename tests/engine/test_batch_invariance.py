@@ -209,11 +209,14 @@ def test_without_the_mode_results_may_vary(tmp_path):
     assert alone != in_chunks
 
 
-@pytest.mark.parametrize(("dtype", "can_be_on"), [("bfloat16", True), ("float32", False)])
+@pytest.mark.parametrize(
+    ("dtype", "weights", "can_be_on"),
+    [("bfloat16", "native", True), ("bfloat16", "int8", False), ("float32", "native", False)],
+)
 @pytest.mark.parametrize("num_threads", [1, 64])
-def test_auto_is_on_where_it_costs_little(tmp_path, monkeypatch, dtype, can_be_on, num_threads):
+def test_auto_is_on_where_it_costs_little(tmp_path, monkeypatch, dtype, weights, can_be_on, num_threads):
     monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
-    loaded = load_model(ModelSpec("tiny", build_model(tmp_path, "llama"), dtype=dtype, device="cpu"))
+    loaded = load_model(ModelSpec("tiny", build_model(tmp_path, "llama"), dtype=dtype, weights=weights, device="cpu"))
     assert loaded.batch_invariant == (can_be_on and interleaves(torch.bfloat16) and num_threads == 1)
 
 
@@ -236,7 +239,7 @@ def test_a_model_whose_own_code_looks_at_the_whole_step_is_refused(tmp_path, mon
 
     path = build_model(tmp_path)
     monkeypatch.setattr(LlamaRotaryEmbedding, "forward", looks_around)
-    monkeypatch.setattr("inference.engine.models.loader._costs_little", lambda module, device: True)
+    monkeypatch.setattr("inference.engine.models.loader._costs_little", lambda spec, module, device: True)
     loaded = load_model(ModelSpec("tiny", path, dtype="float32", device="cpu", batch_invariant="auto"))
     assert not loaded.batch_invariant
     assert not any(isinstance(each, OrderedActivation) for each in loaded.module.modules())
