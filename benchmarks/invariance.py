@@ -8,7 +8,7 @@ from dataclasses import replace
 from benchmarks.engine import load_shape, running
 from benchmarks.options import Options, options_of, options_parser
 from benchmarks.record import Record
-from benchmarks.subject import Plan, Row, echo, measure, ratios
+from benchmarks.subject import SETTLE_S, Plan, Row, echo, measure, ratios
 from benchmarks.workloads import MAKERS
 from inference.engine.config import EngineConfig
 
@@ -27,7 +27,9 @@ def record(options: Options) -> Record:
             stack.enter_context(running(model, EngineConfig(), name=name))
             for name, model in ((OFF, loaded), (ON, invariant), (AGAIN, loaded))
         ]
-        rows = measure(subjects, [MAKERS[name] for name in names], Plan(options.scale, options.rounds))
+        rows = measure(
+            subjects, [MAKERS[name] for name in names], Plan(options.scale, options.rounds, settle_s=SETTLE_S)
+        )
     values = {key: value for name in names for key, value in _ratios(rows, name).items()}
     echo(*(f"{value:8.3f}  {name}" for name, value in values.items()))
     return Record("invariance", options.label, tuple(rows), values, notes=options.notes)

@@ -25,7 +25,7 @@ from benchmarks.options import Options, options_of, options_parser
 from benchmarks.profiles import additive_profiles
 from benchmarks.record import Record
 from benchmarks.server import own_server, profile_name
-from benchmarks.subject import Plan, Subject, measure
+from benchmarks.subject import SETTLE_S, Plan, Subject, measure
 from benchmarks.workloads import MAKERS, Job, Workload
 from inference.engine.config import EngineConfig
 
@@ -142,7 +142,8 @@ def serving_shape(options: Options, settings: dict[str, str] | None = None) -> I
 
 def record(options: Options, url: str = "", *, model: str = "", name: str = "", pid: int | None = None) -> Record:
     """Measure the server at ``url``, or without it a new server and the engine without HTTP."""
-    plan, makers = Plan(options.scale, options.rounds), [MAKERS[workload] for workload in options.workloads]
+    plan = Plan(options.scale, options.rounds, settle_s=0 if url else SETTLE_S)
+    makers = [MAKERS[workload] for workload in options.workloads]
     with ExitStack() as stack:
         subjects: Sequence[Subject]
         if url:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from benchmarks.figures import Figures, Trace, figures, median_figures
 from benchmarks.workloads import Maker, Scale, Workload
+
+SETTLE_S = 5.0
+SHORT_SHARE = 0.1  # of the lengths: shorter runs only try whether all works
 
 
 class Subject(Protocol):
@@ -41,7 +45,9 @@ class Row:
 class Plan:
     """Number of rounds and scale of the workloads; the lengths of the warm-up are ``warm_up_share`` of theirs.
 
-    With ``leaves_out``, a subject that fails is left out of the rows of its workload and of later ones.
+    With ``leaves_out``, a subject that fails is left out of the rows of its workload and of later ones. A subject waits
+    ``settle_s`` before it starts, because the one before may have work to finish: our engine allocates memory ahead
+    when its last request has ended, which takes a core for up to three seconds on a virtual machine.
     """
 
     scale: Scale
@@ -49,6 +55,7 @@ class Plan:
     warm_up: bool = True
     warm_up_share: float = 1.0
     leaves_out: bool = False
+    settle_s: float = 0.0
 
 
 def measure(subjects: Sequence[Subject], makers: Iterable[Maker], plan: Plan) -> list[Row]:
@@ -65,6 +72,8 @@ def measure(subjects: Sequence[Subject], makers: Iterable[Maker], plan: Plan) ->
             workload = maker(replace(plan.scale, share=share), number)
             name, note = workload.name, workload.note
             for subject in subjects if number % 2 == 0 else reversed(subjects):
+                if share >= SHORT_SHARE:
+                    time.sleep(plan.settle_s)
                 try:
                     found = _figures_of(subject, workload)
                 except Exception as error:

@@ -15,7 +15,7 @@ from benchmarks.peers.servers import CACHE_GIB, FLOAT_PEERS, INT8_PEERS, servers
 from benchmarks.record import Record
 from benchmarks.serve import HttpSubject, serving_shape
 from benchmarks.shapes import shape_folder
-from benchmarks.subject import Plan, Row, Subject, echo, measure, works
+from benchmarks.subject import SETTLE_S, Plan, Row, Subject, echo, measure, works
 from benchmarks.workloads import MAKERS
 from inference.engine.config import EngineConfig
 
@@ -111,5 +111,5 @@ def _openvino(stack: ExitStack, options: Options, without: Sequence[str], notes:
 
 def _measure(subjects: Sequence[Subject], options: Options) -> tuple[Row, ...]:
     makers = [MAKERS[name] for name in WORKLOADS if name in options.workloads]
-    plan = Plan(options.scale, options.rounds, warm_up_share=WARM_UP_SHARE, leaves_out=True)
+    plan = Plan(options.scale, options.rounds, warm_up_share=WARM_UP_SHARE, leaves_out=True, settle_s=SETTLE_S)
     return tuple(measure(subjects, makers, plan))

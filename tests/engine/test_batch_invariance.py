@@ -273,7 +273,14 @@ def test_a_product_of_a_row_does_not_depend_on_others(name, dtype, k, n, make):
 ATTENTIONS = pairwise(
     name=KERNELS,
     dtype=DTYPES,
-    heads=[(8, 2, 32), (6, 2, 24), (4, 2, 12), (3, 3, 64), (3, 1, 160)],  # of queries, of keys, and their size
+    heads=[
+        (8, 2, 32),
+        (6, 2, 24),
+        (4, 2, 12),
+        (3, 3, 64),
+        (3, 1, 160),
+        (36, 2, 64),
+    ],  # of queries, of keys, and their size
     window=[0, 37],
     softcap=[0.0, 5.0],
     has_sinks=[False, True],
@@ -325,6 +332,24 @@ def _attend(query, keys, values, look, counts, *, block, start=0):
             outputs.append(native.prompt_attention(own, *pools, table, begin, number, *look, ordered=True))
         first += count
     return torch.cat(outputs)
+
+
+@pytest.mark.parametrize("length", [1, 17, 33, 211])
+@pytest.mark.parametrize("heads", [(4, 2), (18, 1)])
+def test_attention_of_a_token_reads_nothing_that_an_earlier_one_left(heads, length):
+    """An earlier one in the same memory, whose scores and values were not finite."""
+    generator = torch.Generator().manual_seed(length)
+    query, *pools = (
+        torch.randn(211, count, 64, generator=generator).bfloat16() for count in (heads[0], *heads[1:] * 2)
+    )
+    broken = [torch.full_like(pool, torch.nan) for pool in pools]
+    look = (0.125, 0, 0.0, None)
+    for name in KERNELS:
+        with kernels(name):
+            whole = _attend(query, *pools, look, [211], block=32)
+            _attend(query, *broken, look, [1] * 211, block=32)
+            tokens = _attend(query, *pools, look, [1] * length, block=32)
+            assert torch.equal(tokens, whole[:length])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

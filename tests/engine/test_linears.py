@@ -7,9 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from inference.engine.kernels import linear_kinds, native
+from inference.engine.kernels import native
 from inference.engine.kernels.linear_kinds import (
-    ALL_ROWS,
     FEW_INT8_ROWS,
     FEW_ROWS,
     FEW_WIDENED_ROWS,
@@ -148,19 +147,6 @@ def test_int8_products_of_many_rows(in_features, rows):
         fast.sums.fill_(127 * in_features)
         exact = functional.linear(worst.double(), fast.dequantised().double(), plain.bias.double())
         close(fast(worst), exact, 2e-4)
-
-
-@pytest.mark.parametrize("has_tiles", [True, False])
-def test_onednn_multiplies_many_rows_where_only_it_can_use_tiles(has_tiles, monkeypatch):
-    kernels = native.ActiveKernels(
-        is_native=True, reason="a test", lanes=16, has_bf16=True, has_int8=True, has_tiles=has_tiles
-    )
-    monkeypatch.setattr(native, "active", lambda: kernels)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    monkeypatch.setattr(linear_kinds, "is_computed", lambda dtype: True)
-    weight = torch.zeros(4, 64, dtype=torch.bfloat16)
-    most = [kind(weight, None).operands().most_rows for kind in (RowsLinear, Int8Linear)]
-    assert most == ([ALL_ROWS] * 2 if has_tiles else [FEW_ROWS, FEW_INT8_ROWS])
 
 
 @pytest.mark.parametrize("in_features", [1, 63, 131, 192, 1024])

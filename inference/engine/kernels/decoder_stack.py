@@ -1,4 +1,4 @@
-"""Run several fused decoder layers with one call.
+"""Run steps of single tokens through fused decoder layers with one call.
 
 Between two kernels, Python runs with cold caches, because a layer's weights have just passed through them: about 80 µs
 for each layer. So the first layer of a stack computes all of them, and the others return what they are given.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,25 +52,23 @@ class LayerProducts:
         return min(o.most_rows for o in self.all)
 
 
-class StackedLayer(Protocol):
-    """What a stack needs of a fused layer."""
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """What a stack needs of a layer. ``look``: scale, window and softcap of the attention.
 
-    @property
-    def layer(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def norms(self) -> LayerNorms: ...
-    @property
-    def products(self) -> LayerProducts: ...
-    @property
-    def look(self) -> tuple[float, int, float]: ...
-    @property
-    def activation(self) -> str: ...
-    @property
-    def hooks(self) -> tuple[Hooks, ...]: ...
-    @property
-    def output_hooks(self) -> Hooks: ...
+    ``hooks``: those of all modules inside the layer, which the kernel skips; ``pre_hooks`` and ``output_hooks`` are
+    those of the layer itself.
+    """
+
+    layer: int
+    head_dim: int
+    norms: LayerNorms
+    products: LayerProducts
+    look: tuple[float, int, float]
+    activation: str
+    hooks: tuple[Hooks, ...]
+    pre_hooks: Hooks
+    output_hooks: Hooks
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +84,12 @@ class _Operands:
 
 @dataclass
 class DecoderStack:
-    """Fused layers of which each gets the output of the one before and the same rotary embeddings.
+    """One fused layer, or several of which each gets the output of the one before and the same rotary embeddings.
 
-    ``pre_hooks``: those of each layer itself. Not thread-safe, like the model.
+    Not thread-safe, like the model.
     """
 
-    layers: Sequence[StackedLayer]
-    pre_hooks: Sequence[Hooks]
+    layers: Sequence[LayerParts]
     _computed: tuple[Tensor, int] | None = field(default=None, init=False)  # an output, and the place of its layer
     _operands: dict[tuple[int, int, tuple[int, ...]], _Operands] = field(default_factory=dict, init=False)
 
@@ -138,15 +135,14 @@ class DecoderStack:
             return len(self.layers) - 1
         last = place
         while last + 1 < len(self.layers) and not self.layers[last].output_hooks:
-            if self.pre_hooks[last + 1] or any(self.layers[last + 1].hooks):
+            if self.layers[last + 1].pre_hooks or any(self.layers[last + 1].hooks):
                 break
             last += 1
         return last
 
     @cached_property
     def _all_hooks(self) -> tuple[Hooks, ...]:
-        of_layers = (hooks for layer in self.layers for hooks in (*layer.hooks, layer.output_hooks))
-        return (*self.pre_hooks, *of_layers)
+        return tuple(hooks for layer in self.layers for hooks in (*layer.hooks, layer.pre_hooks, layer.output_hooks))
 
     def _operands_of(self, first: int, last: int, groups: tuple[int, ...]) -> _Operands:
         if (first, last, groups) not in self._operands:
@@ -180,8 +176,8 @@ class _Call:
     rotary: Any
 
 
-def stacks_of(module: nn.Module, fused: Mapping[nn.Module, StackedLayer]) -> dict[nn.Module, tuple[DecoderStack, int]]:
-    """Return the stack of each fused layer that has one, and its place there.
+def stacks_of(module: nn.Module, fused: Mapping[nn.Module, LayerParts]) -> dict[nn.Module, tuple[DecoderStack, int]]:
+    """Return the stack of each fused layer that has one of several layers, and its place there.
 
     A forward pass of one token shows which layers follow one another with nothing between.
     """
@@ -194,20 +190,19 @@ def stacks_of(module: nn.Module, fused: Mapping[nn.Module, StackedLayer]) -> dic
             runs.append([call])
     found: dict[nn.Module, tuple[DecoderStack, int]] = {}
     for run in runs:
-        if len(run) == 1:
-            continue
-        stack = DecoderStack([fused[call.module] for call in run], [call.module._forward_pre_hooks for call in run])
-        found.update((call.module, (stack, place)) for place, call in enumerate(run))
+        if len(run) > 1:
+            stack = DecoderStack([fused[call.module] for call in run])
+            found.update((call.module, (stack, place)) for place, call in enumerate(run))
     return found
 
 
-def _continues(before: _Call, call: _Call, fused: Mapping[nn.Module, StackedLayer]) -> bool:
+def _continues(before: _Call, call: _Call, fused: Mapping[nn.Module, LayerParts]) -> bool:
     if call.given is not before.returned or call.rotary is None or call.rotary is not before.rotary:
         return False
     return _kind(fused[call.module]) == _kind(fused[before.module])
 
 
-def _kind(layer: StackedLayer) -> tuple[Any, ...]:
+def _kind(layer: LayerParts) -> tuple[Any, ...]:
     """Return what the layers of a stack have in common."""
     norms, products = layer.norms, layer.products
     parts = tuple(len(product.weight) for product in products.all)

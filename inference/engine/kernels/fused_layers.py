@@ -1,15 +1,14 @@
 """Fuse the decoder layers of a model, without a class per architecture.
 
 Norms, attentions and MLPs are fused first (:mod:`~inference.engine.kernels.fused_modules`). A layer with only
-fused parts then runs steps of single tokens as two kernels, because with few rows the calls cost more than the small
-operations, and layers that follow one another run with one call (:mod:`~inference.engine.kernels.decoder_stack`).
+fused parts then runs steps of single tokens as one kernel, because with few rows the calls cost more than the small
+operations. So do several layers that follow one another (:mod:`~inference.engine.kernels.decoder_stack`).
 Steps with prompts, and layers with a hook inside, run the original forward. A GPU has fusions of its own
 (:mod:`~inference.engine.kernels.gpu.fusion`); without Triton only norms are fused there, by torch's kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from inference.engine.cache.pool import KVPool
 from inference.engine.kernels import gpu, native
 from inference.engine.kernels.attention import GroupPlaces, PackedBatch, TokenSpan, params_of, single_tokens
-from inference.engine.kernels.decoder_stack import DecoderStack, LayerNorms, LayerProducts, stacks_of
+from inference.engine.kernels.decoder_stack import DecoderStack, LayerNorms, LayerParts, LayerProducts, stacks_of
 from inference.engine.kernels.fused_modules import (
     PROBE_ROWS,
     TOLERANCES,
@@ -43,70 +42,52 @@ PROBE_TOKENS = 40  # per sequence in the probe's cache
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """A fused layer. ``look``: scale, window and softcap of the attention. ``hooks``: those of all modules inside the
-    layer, which the fused kernels would skip. ``output_hooks``: those of the layer itself. ``key_value``: the product
-    of keys and values; None if other layers follow. ``place``: that of the layer in its ``stack``, if it has one.
+    """A fused layer, and its ``place`` in its ``stack``. ``key_value``: the product of keys and values; None if other
+    layers follow.
     """
 
     original: Forward
-    layer: int
-    head_dim: int
-    norms: LayerNorms
-    products: LayerProducts
-    look: tuple[float, int, float]
-    activation: str
-    most_rows: int
-    hooks: tuple[Mapping[int, Any], ...]
-    output_hooks: Mapping[int, Any]
+    parts: LayerParts
     key_value: FastLinear | None
-    stack: DecoderStack | None = None
+    stack: DecoderStack
     place: int = 0
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if self.stack is not None and self.stack.has_computed(self.place, hidden_states):
+        if self.stack.has_computed(self.place, hidden_states):
             return hidden_states
         batch = kwargs.get("packed_batch")
-        if args or not isinstance(batch, PackedBatch) or batch.varlen is not None or any(self.hooks):
+        if args or not isinstance(batch, PackedBatch) or batch.varlen is not None or any(self.parts.hooks):
             return self.original(hidden_states, *args, **kwargs)
-        if not rotates_whole_heads(kwargs.get("position_embeddings"), self.head_dim):
+        if not rotates_whole_heads(kwargs.get("position_embeddings"), self.parts.head_dim):
             return self.original(hidden_states, *args, **kwargs)
         cos, sin = kwargs["position_embeddings"]
-        if self._serves(batch):
-            if self.stack is not None:
-                return self.stack.run(self.place, hidden_states[0], cos[0], sin[0], batch)
-            return self._run(hidden_states[0], cos[0], sin[0], batch).unsqueeze(0)
+        if batch.num_single == len(batch.segments) <= self.parts.products.most_rows:
+            return self.stack.run(self.place, hidden_states[0], cos[0], sin[0], batch)
         if self._leaves_out(batch):
-            return self._run_needed(hidden_states[0], cos[0], sin[0], batch).unsqueeze(0)
+            return self._run_needed(hidden_states[0], cos[0], sin[0], batch)
         return self.original(hidden_states, *args, **kwargs)
 
-    def _serves(self, batch: PackedBatch) -> bool:
-        return batch.num_single == len(batch.segments) <= self.most_rows
-
     def _leaves_out(self, batch: PackedBatch) -> bool:
-        if self.key_value is None or batch.outputs is None or self.output_hooks:
+        if self.key_value is None or batch.outputs is None or self.parts.output_hooks:
             return False
-        return len(batch.outputs) <= self.most_rows
-
-    def _run(self, x: Tensor, cos: Tensor, sin: Tensor, batch: PackedBatch) -> Tensor:
-        attended = self._attend(x, cos, sin, batch)
-        return self._mlp(attended, batch_invariant=batch.batch_invariant)
+        return len(batch.outputs) <= self.parts.products.most_rows
 
     def _run_needed(self, x: Tensor, cos: Tensor, sin: Tensor, batch: PackedBatch) -> Tensor:
         """Write keys and values of all tokens, and compute the layer for those whose output is needed.
 
-        The output of the others is 0.
+        Return ``[1, tokens, hidden]``, which is 0 for the others.
         """
         assert batch.outputs is not None, "some outputs are not needed"
         assert self.key_value is not None, "no layer follows"
-        norms = self.norms
+        norms, layer = self.parts.norms, self.parts.layer
         normed = torch.ops.millm_native.rms_norm.default(x, norms.attention, norms.eps, norms.offset)
-        key, value = self.key_value(normed).view(len(x), 2, -1, self.head_dim).unbind(1)
+        key, value = self.key_value(normed).view(len(x), 2, -1, self.parts.head_dim).unbind(1)
         key = torch.ops.millm_native.norm_rotary.default(key, norms.key, norms.eps, norms.offset, cos, sin)
-        slots = batch.places[batch.pool.group_of_layer[self.layer]].slot_mapping
-        native.write_kv(batch.pool.keys[self.layer], batch.pool.values[self.layer], key, value, slots)
+        slots = batch.places[batch.pool.group_of_layer[layer]].slot_mapping
+        native.write_kv(batch.pool.keys[layer], batch.pool.values[layer], key, value, slots)
         places = batch.outputs
-        out = torch.zeros_like(x)
-        out[places] = self._run(x[places], cos[places], sin[places], single_tokens(batch, places))
+        out = torch.zeros_like(x).unsqueeze(0)
+        out[:, places] = self.stack.run(self.place, x[places], cos[places], sin[places], single_tokens(batch, places))
         return out
 
     def all_needed(
@@ -115,53 +96,7 @@ class FusedLayer:
         """Compute a step of single tokens in the way of a last layer in which some outputs are needed."""
         cos, sin = position_embeddings
         batch = replace(packed_batch, outputs=torch.arange(x.shape[1]))
-        return self._run_needed(x[0], cos[0], sin[0], batch).unsqueeze(0)
-
-    def _attend(self, x: Tensor, cos: Tensor, sin: Tensor, batch: PackedBatch) -> Tensor:
-        norms, qkv, out = self.norms, self.products.qkv, self.products.out
-        places = batch.places[batch.pool.group_of_layer[self.layer]]
-        result: Tensor = torch.ops.millm_native.attention_step.default(
-            x,
-            norms.attention,
-            norms.query,
-            norms.key,
-            norms.attention_out,
-            norms.eps,
-            norms.offset,
-            qkv.weight,
-            qkv.bias,
-            out.weight,
-            out.bias,
-            cos,
-            sin,
-            batch.pool.keys[self.layer],
-            batch.pool.values[self.layer],
-            places.slot_mapping,
-            places.block_table,
-            batch.lengths,
-            *self.look,
-            out.rounded,
-            batch.batch_invariant,
-        )
-        return result
-
-    def _mlp(self, x: Tensor, *, batch_invariant: bool) -> Tensor:
-        norms, gate_up, down = self.norms, self.products.gate_up, self.products.down
-        result: Tensor = torch.ops.millm_native.mlp_step.default(
-            x,
-            norms.mlp,
-            norms.mlp_out,
-            norms.eps,
-            norms.offset,
-            gate_up.weight,
-            gate_up.bias,
-            down.weight,
-            down.bias,
-            self.activation,
-            down.rounded,
-            batch_invariant,
-        )
-        return result
+        return self._run_needed(x[0], cos[0], sin[0], batch)
 
 
 def layer_forward(layer: nn.Module, dtype: torch.dtype) -> FusedLayer | None:
@@ -176,19 +111,18 @@ def layer_forward(layer: nn.Module, dtype: torch.dtype) -> FusedLayer | None:
     params = params_of(head_dim, **attention.constants)
     if params.sinks is not None:  # the kernel does not support them
         return None
-    fused = FusedLayer(
-        original=layer.forward,
+    parts = LayerParts(
         layer=int(cast("Any", attention.module).layer_idx),
         head_dim=head_dim,
         norms=norms,
         products=products,
         look=(params.scale, params.window, params.softcap),
         activation=mlp.activation,
-        most_rows=products.most_rows,
         hooks=hooks_inside(layer),
+        pre_hooks=layer._forward_pre_hooks,
         output_hooks=layer._forward_hooks,
-        key_value=_key_value(attention.module),
     )
+    fused = FusedLayer(layer.forward, parts, _key_value(attention.module), DecoderStack([parts]))
     return fused if _agrees(fused, attention.module, dtype) else None
 
 
@@ -241,7 +175,7 @@ class _ProbePool:
 
 def _agrees(fused: FusedLayer, attention: Any, dtype: torch.dtype) -> bool:
     """Return whether the original layer gives the same output for a few tokens, and writes the same to the cache."""
-    x = random_input(1, PROBE_ROWS, fused.norms.attention.shape[0], dtype=dtype)
+    x = random_input(1, PROBE_ROWS, fused.parts.norms.attention.shape[0], dtype=dtype)
     angles = random_input(1, PROBE_ROWS, attention.head_dim // 2, dtype=torch.float32).repeat(1, 1, 2)
     kv_heads = attention.k_proj.out_features // attention.head_dim
     forwards: list[Forward] = (
@@ -250,7 +184,7 @@ def _agrees(fused: FusedLayer, attention: Any, dtype: torch.dtype) -> bool:
     seen: list[tuple[Any, Tensor, Tensor]] = []
     try:
         for forward in forwards:
-            batch = _probe_batch(fused.layer, (kv_heads, attention.head_dim), dtype)
+            batch = _probe_batch(fused.parts.layer, (kv_heads, attention.head_dim), dtype)
             with torch.inference_mode():
                 y = forward(
                     x.clone(),
@@ -258,7 +192,7 @@ def _agrees(fused: FusedLayer, attention: Any, dtype: torch.dtype) -> bool:
                     position_embeddings=(angles.cos().to(dtype), angles.sin().to(dtype)),
                     packed_batch=batch,
                 )
-            seen.append((y, batch.pool.keys[fused.layer], batch.pool.values[fused.layer]))
+            seen.append((y, batch.pool.keys[fused.parts.layer], batch.pool.values[fused.parts.layer]))
         pairs = (pair for others in seen[1:] for pair in zip(seen[0], others, strict=True))
         return all(isinstance(a, Tensor) and is_close(a, b) for a, b in pairs)
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError):
@@ -310,7 +244,7 @@ def fuse(module: nn.Module) -> FusionReport:
     layers = {child: layer for child in children if (layer := layer_forward(child, dtype)) is not None}
     for child, layer in layers.items():
         _replace(child, layer)
-    for child, (stack, place) in stacks_of(module, layers).items():
+    for child, (stack, place) in stacks_of(module, {child: layer.parts for child, layer in layers.items()}).items():
         _replace(child, replace(layers[child], stack=stack, place=place))
     return FusionReport(norms, attentions, mlps, len(layers))
 

@@ -14,18 +14,18 @@ WORD_BYTES = 4
 PROBED_IDS = 64
 
 
-def interleaved(weight: Tensor, *, ordered: bool = False, in_place: bool = False) -> Tensor:
+def interleaved(weight: Tensor, *, in_place: bool = False) -> Tensor:
     """Return a weight ``[out, in]`` in the layout that our kernels multiply fastest, in huge pages.
 
     Where the processor has dot products of the dtype, this is ``[out / 16, words, 16, numbers of a word]``: sixteen
     outputs side by side, a word of 4 bytes after the other. A result is the sum of its words, one after the other, for
-    any number of rows. A weight that does not consist of whole words and blocks stays row-major. So do all on a
-    processor with tiles (AMX), unless the sums must be ``ordered``, for which tiles are not used.
+    any number of rows; with tiles (AMX) it is the sum of its tiles. A weight that does not consist of whole words and
+    blocks stays row-major.
 
     With ``in_place``, the given weight may share the memory of the result, and must not be used any more.
     """
     out = in_huge_pages(weight)
-    if not can_interleave(weight, ordered=ordered):
+    if not can_interleave(weight):
         return out
     if out.data_ptr() == weight.data_ptr() and not in_place:
         out = empty_in_huge_pages(tuple(weight.shape), weight.dtype).copy_(weight)
@@ -34,17 +34,16 @@ def interleaved(weight: Tensor, *, ordered: bool = False, in_place: bool = False
     return out.view(out.shape[0] // INTERLEAVED, out.shape[1] // numbers, INTERLEAVED, numbers)
 
 
-def can_interleave(weight: Tensor, *, ordered: bool = False) -> bool:
-    if weight.device.type != "cpu" or not interleaves(weight.dtype, ordered=ordered):
+def can_interleave(weight: Tensor) -> bool:
+    if weight.device.type != "cpu" or not interleaves(weight.dtype):
         return False
     return weight.shape[0] % INTERLEAVED == 0 and weight.shape[1] * weight.element_size() % WORD_BYTES == 0
 
 
-def interleaves(dtype: torch.dtype, *, ordered: bool = False) -> bool:
+def interleaves(dtype: torch.dtype) -> bool:
     """Return whether this processor multiplies interleaved weights of the dtype."""
     kernels = native.active()
-    has_dots = {torch.bfloat16: kernels.has_bf16, torch.int8: kernels.has_int8}.get(dtype, False)
-    return has_dots and (ordered or not torch.cpu._is_amx_tile_supported())
+    return {torch.bfloat16: kernels.has_bf16, torch.int8: kernels.has_int8}.get(dtype, False)
 
 
 def is_interleaved(weight: Tensor) -> bool:

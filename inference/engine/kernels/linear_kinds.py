@@ -180,14 +180,13 @@ class RowsLinear(FastLinear):
 def _most_rows(dtype: torch.dtype) -> int:
     """Return up to how many rows our products with weights of the dtype are faster than oneDNN's.
 
-    Those with dot products of bfloat16 and bytes are faster for any number, unless the processor has tiles (AMX) that
-    only oneDNN uses. So are those of bytes as 16-bit integers, compared with float32.
+    Those with dot products of bfloat16 and bytes are faster for any number. So are those of bytes as 16-bit integers,
+    compared with float32.
     """
     kernels = native.active()
-    is_fastest = kernels.has_tiles or not torch.cpu._is_amx_tile_supported()
     if dtype is torch.int8:
-        return ALL_ROWS if kernels.has_int16 or (kernels.has_int8 and is_fastest) else FEW_INT8_ROWS
-    return ALL_ROWS if dtype is torch.bfloat16 and kernels.has_bf16 and is_fastest else FEW_ROWS
+        return ALL_ROWS if kernels.has_int16 or kernels.has_int8 else FEW_INT8_ROWS
+    return ALL_ROWS if dtype is torch.bfloat16 and kernels.has_bf16 else FEW_ROWS
 
 
 def is_computed(dtype: torch.dtype) -> bool:

@@ -65,7 +65,7 @@ class _Options:
     def interleaved(self, weight: Tensor) -> Tensor:
         """Return the weight in the layout of our kernels. Only weights that other modules use are copied for it."""
         is_shared = self.uses[id(weight)] > 1
-        return interleaved(weight.detach(), ordered=self.batch_invariant, in_place=not is_shared)
+        return interleaved(weight.detach(), in_place=not is_shared)
 
 
 def prepare_linears(
@@ -169,10 +169,9 @@ def _replace_head(module: nn.Module, head: nn.Module, options: _Options) -> int:
 def _shared(module: nn.Module, head: nn.Linear, options: _Options) -> Tensor:
     """Return the weight of a tied head in the layout of our kernels, and let the embeddings use it too."""
     embeddings: nn.Embedding = module.get_input_embeddings()  # type: ignore[operator]
-    ordered = options.batch_invariant
-    if can_interleave(head.weight, ordered=ordered) and needs_only_rows(embeddings):
+    if can_interleave(head.weight) and needs_only_rows(embeddings):
         have_it_alone = options.uses[id(head.weight)] == 2  # the head and the embeddings
-        weight = interleaved(head.weight.detach(), ordered=ordered, in_place=have_it_alone)
+        weight = interleaved(head.weight.detach(), in_place=have_it_alone)
         module.set_input_embeddings(InterleavedEmbedding(weight, embeddings))  # type: ignore[operator]
         return weight
     head.weight.data = in_huge_pages(head.weight.data)  # also for the embeddings: it is one parameter

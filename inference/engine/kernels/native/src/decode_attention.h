@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "tiles.h"
 #include "vectors.h"
 
 namespace millm {
@@ -377,7 +378,7 @@ template <typename T>
 struct FloatProducts {
   using Query = float;
   using Numbers = Vec;
-  static constexpr bool kIsPairs = false;
+  static constexpr bool kIsPairs = false, kIsTiles = false;
   static constexpr int64_t kStep = kLanes;
   static Numbers read(const float* query) { return Vec::loadu(query); }
   static Numbers read_key(const T* key, int64_t left) { return load(key, left); }
@@ -389,12 +390,19 @@ struct FloatProducts {
 struct PairsOfKeys {
   using Query = BFloat16;
   using Numbers = __m512bh;
-  static constexpr bool kIsPairs = true;
+  static constexpr bool kIsPairs = true, kIsTiles = false;
   static constexpr int64_t kStep = kPairColumns;
   static Numbers read(const BFloat16* query) { return (__m512bh)_mm512_loadu_si512(query); }
   static Numbers read_key(const BFloat16* key, int64_t) { return read(key); }
   static Vec add(const Vec& sums, Numbers query, Numbers key) { return _mm512_dpbf16_ps(sums, query, key); }
   static Vec exp(const Vec& x) { return x.exp_u20(); }  // the weights become bfloat16
+};
+#endif
+
+#if MILLM_TILES
+// All query heads of a key-value head, up to sixteen, at once: keys times queries, and weights times values.
+struct TilesOfKeys : PairsOfKeys {
+  static constexpr bool kIsTiles = true;
 };
 #endif
 
@@ -413,14 +421,19 @@ struct SingleTask {
 template <typename T, typename Products>
 class SingleWorker {
   static constexpr int64_t kAhead = 32;  // rows, which fit the first cache
+  static constexpr int64_t kSide = 16;   // rows and words of a tile
+  static constexpr int64_t kMostHeads = Products::kIsTiles ? kSide : 2;  // query heads that are computed together
 
  public:
   SingleWorker(const Shape& shape, const Pool& key_pool, const Pool& value_pool, const T* keys, const T* values,
                const Scoring& how, int64_t window, int64_t most_heads, int64_t head_stride)
       : shape_(shape), key_pool_(key_pool), value_pool_(value_pool), keys_(keys), values_(values), how_(how),
         window_(window), head_stride_(head_stride), query_(most_heads * shape.group * shape.padded),
-        mixed_(most_heads * shape.group * shape.padded), maximum_(most_heads * shape.group),
-        total_(most_heads * shape.group) {}
+        mixed_((most_heads * shape.group + kMostHeads) * shape.padded), maximum_(most_heads * shape.group),
+        total_(most_heads * shape.group),
+        columns_(Products::kIsTiles ? most_heads * groups_of_heads() * shape.head_dim / 2 * kSide : 0),
+        copied_(Products::kIsTiles ? kSide * shape.head_dim : 0),
+        tiles_(Products::kIsTiles, static_cast<int>(std::min(kSide, shape.group)), 5) {}
 
   // `then` is what this worker runs next, or nothing: its first keys and values are fetched ahead.
   void run(const SingleTask<T>& task, const SingleTask<T>* then) {
@@ -434,7 +447,8 @@ class SingleWorker {
       maximum_[g] = how_.sinks ? how_.sinks[first + g] : kNone;
       total_[g] = maximum_[g] == kNone ? 0.f : 1.f;
     }
-    std::fill_n(mixed_.begin(), count * shape_.padded, 0.f);
+    std::fill(mixed_.begin(), mixed_.end(), 0.f);
+    if constexpr (Products::kIsTiles) take_columns(task.heads);
     if (!has_rows_) find_rows(task, first_block(task), now_);
     for (int64_t at = first_block(task); at < task.length; at += kOrderedBlock) {
       const bool is_last = at + kOrderedBlock >= task.length;
@@ -446,9 +460,11 @@ class SingleWorker {
         const bool is_last_head = h + 1 == task.heads;
         then_ = is_last_head && !has_rows_ ? nullptr : is_last_head ? &next_ : &now_;
         then_at_ = (is_last_head ? (is_last && then ? *then : task).head : task.head + h + 1) * key_pool_.head_stride;
-        for (int64_t g = 0; g < shape_.group; g += 2) {
+        for (int64_t g = 0; g < shape_.group; g += kMostHeads) {
           fetches_ = g == 0;  // the other heads find it in a cache
-          if (shape_.group - g >= 2)
+          if constexpr (Products::kIsTiles)
+            attend_in_tiles(h, g);
+          else if (shape_.group - g >= 2)
             attend<2>(h * shape_.group + g);
           else
             attend<1>(h * shape_.group + g);
@@ -519,7 +535,7 @@ class SingleWorker {
     int64_t i = 0;
 #if MILLM_BF16_DOT
     if constexpr (Products::kIsPairs) {
-      pair_weights<GROUP>(scores);
+      pair_weights(scores, GROUP);
       for (; i + 4 * kPairColumns <= shape_.head_dim; i += 4 * kPairColumns) mix_pairs<GROUP, 4>(skipped, count, i, mixed);
       for (; i < shape_.head_dim; i += kPairColumns) mix_pairs<GROUP, 1>(skipped, count, i, mixed);
       return;
@@ -612,9 +628,8 @@ class SingleWorker {
   }
 
 #if MILLM_BF16_DOT
-  template <int GROUP>
-  void pair_weights(const float* weights) {
-    for (int g = 0; g < GROUP; ++g)
+  void pair_weights(const float* weights, int64_t heads) {
+    for (int64_t g = 0; g < heads; ++g)
       for (int64_t t = 0; t < kOrderedBlock; t += kPairColumns) {
         const float* w = weights + g * kOrderedBlock + t;
         _mm512_store_si512(pairs_[g] + t / 2, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(w + 16), _mm512_loadu_ps(w)));
@@ -637,6 +652,133 @@ class SingleWorker {
     for (int g = 0; g < GROUP; ++g)
       for (int v = 0; v < 2 * CHUNKS; ++v) _mm512_storeu_ps(mixed + g * shape_.padded + from + v * kLanes, sums[g][v]);
   }
+#endif
+
+#if MILLM_TILES
+  int64_t groups_of_heads() const { return (shape_.group + kSide - 1) / kSide; }
+
+  // The queries of up to sixteen heads side by side, word by word, with zeros behind the last head.
+  void take_columns(int64_t heads) {
+    const int64_t words = shape_.head_dim / 2;
+    for (int64_t h = 0; h < heads; ++h)
+      for (int64_t g = 0; g < shape_.group; ++g) {
+        const BFloat16* query = query_.data() + (h * shape_.group + g) * shape_.padded;
+        int32_t* to = columns_.data() + (h * groups_of_heads() + g / kSide) * words * kSide + g % kSide;
+        for (int64_t i = 0; i < words; ++i) std::memcpy(to + i * kSide, query + 2 * i, sizeof(*to));
+      }
+  }
+
+  // The query heads of key-value head h from g on.
+  void attend_in_tiles(int64_t h, int64_t g) {
+    const int64_t skipped = now_.begin, count = now_.end, heads = std::min(kSide, shape_.group - g);
+    const int64_t first = h * shape_.group + g;
+    score_in_tiles(columns_.data() + (h * groups_of_heads() + g / kSide) * shape_.head_dim / 2 * kSide, heads, skipped,
+                   count);
+    const int64_t softened = (count + kLanes - 1) / kLanes * kLanes, mixed = (count + 31) / kPairColumns * kPairColumns;
+    for (int64_t one = 0; one < heads; ++one) {
+      float* scores = scores_ + one * kOrderedBlock;
+      soften(scores, skipped, count, maximum_[first + one], total_[first + one],
+             mixed_.data() + (first + one) * shape_.padded);
+      std::fill(scores + softened, scores + mixed, 0.f);
+    }
+    pair_weights(scores_, heads);
+    if (shape_.group > kSide) std::fill(pairs_[heads], pairs_[0] + kMostHeads * kOrderedBlock / 2, 0);
+    int64_t i = 0;
+    for (; i + 2 * kPairColumns <= shape_.head_dim; i += 2 * kPairColumns) mix_in_tiles<4>(first, skipped, count, i);
+    if (i < shape_.head_dim) mix_in_tiles<2>(first, skipped, count, i);
+  }
+
+  // Scores of sixteen keys at a time, of which `hide` removes those behind the last one and before the first. Values
+  // are fetched meanwhile, because they are read in a burst.
+  void score_in_tiles(const int32_t* columns, int64_t heads, int64_t skipped, int64_t count) {
+    const int64_t d = shape_.head_dim;
+    const __m512i rows = _mm512_slli_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), 4);
+    for (int64_t t = skipped / kSide * kSide; t < count; t += kSide) {
+      for (int64_t r = std::max(t, skipped); r < std::min(t + kSide, count); ++r) {
+        fetch_after_key(r);
+        if (fetches_) fetch_row(now_.values[r] + values_at_, d);
+      }
+      const T* keys = now_.keys[t] + keys_at_;
+      int64_t stride = key_pool_.token_stride;
+      if (shape_.block_size % kSide != 0 || t < skipped || t + kSide > count) {  // not one after the other
+        for (int64_t r = 0; r < kSide; ++r)
+          std::copy_n(now_.keys[std::min(t + r, count - 1)] + keys_at_, d, copied_.data() + r * d);
+        keys = copied_.data();
+        stride = d;
+      }
+      before_tiles();
+      _tile_zero(5);
+      for (int64_t i = 0; i < d / 2; i += kSide) {
+        _tile_loadd(6, keys + 2 * i, stride * sizeof(T));
+        _tile_loadd(7, columns + i * kSide, kSide * sizeof(int32_t));
+        _tile_dpbf16ps(5, 6, 7);
+      }
+      alignas(64) float scores[kSide][kSide];
+      _tile_stored(5, scores, sizeof(scores[0]));
+      before_tiles();
+      for (int64_t g = 0; g < heads; ++g)
+        _mm512_storeu_ps(scores_ + g * kOrderedBlock + t, _mm512_i32gather_ps(rows, scores[0] + g, sizeof(float)));
+    }
+  }
+
+  // 32 values from token t on, and COLUMNS times sixteen columns of them from `from` on, as tiles of pairs of tokens.
+  // In a pair that has one, the other weighs nothing.
+  template <int COLUMNS>
+  void pack_values(int64_t skipped, int64_t count, int64_t t, int64_t from, int32_t* to) const {
+    for (int64_t end = t + kPairColumns; t < end; t += 2, to += kSide) {
+      const __mmask16 mask = t < count ? 0xffff : 0;
+      const T *even = now_.values[std::clamp(t, skipped, count - 1)] + values_at_ + from;
+      const T *odd = now_.values[std::clamp(t + 1, skipped, count - 1)] + values_at_ + from;
+      for (int c = 0; c < COLUMNS; c += 2) {
+        const __m512i a = _mm512_maskz_loadu_epi32(mask, even + c * kSide);
+        const __m512i b = _mm512_maskz_loadu_epi32(mask, odd + c * kSide);
+        _mm512_storeu_si512(to + c * kTileSize, _mm512_unpacklo_epi16(a, b));
+        _mm512_storeu_si512(to + (c + 1) * kTileSize, _mm512_unpackhi_epi16(a, b));
+      }
+    }
+  }
+
+  // For COLUMNS times sixteen columns from `from` on. Tiles 0 to 3 are the sums, 4 the weights. Values are packed 32
+  // tokens ahead, because tiles wait until what they load is in the cache, and few enough to stay there.
+  template <int COLUMNS>
+  void mix_in_tiles(int64_t first, int64_t skipped, int64_t count, int64_t from) {
+    float* mixed = mixed_.data() + first * shape_.padded + from;
+    const int64_t stride = shape_.padded * sizeof(float);
+    int64_t t = skipped / kPairColumns * kPairColumns;
+    int32_t *values = packed_[0], *next = packed_[1];
+    pack_values<COLUMNS>(skipped, count, t, from, values);
+    before_tiles();
+    _tile_loadd(0, mixed, stride);
+    _tile_loadd(1, mixed + kSide, stride);
+    if constexpr (COLUMNS == 4) {
+      _tile_loadd(2, mixed + 2 * kSide, stride);
+      _tile_loadd(3, mixed + 3 * kSide, stride);
+    }
+    for (; t < count; t += kPairColumns, std::swap(values, next)) {
+      if (t + kPairColumns < count) pack_values<COLUMNS>(skipped, count, t + kPairColumns, from, next);
+      before_tiles();
+      _tile_loadd(4, pairs_[0] + t / 2, sizeof(pairs_[0]));
+      _tile_loadd(6, values, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(7, values + kTileSize, 64);
+      _tile_dpbf16ps(1, 4, 7);
+      if constexpr (COLUMNS == 4) {
+        _tile_loadd(6, values + 2 * kTileSize, 64);
+        _tile_dpbf16ps(2, 4, 6);
+        _tile_loadd(7, values + 3 * kTileSize, 64);
+        _tile_dpbf16ps(3, 4, 7);
+      }
+    }
+    _tile_stored(0, mixed, stride);
+    _tile_stored(1, mixed + kSide, stride);
+    if constexpr (COLUMNS == 4) {
+      _tile_stored(2, mixed + 2 * kSide, stride);
+      _tile_stored(3, mixed + 3 * kSide, stride);
+    }
+    before_tiles();
+  }
+#else
+  int64_t groups_of_heads() const { return 0; }
 #endif
 
   // Fetch what is read kAhead rows later: a block's keys come first, then its values, then the keys of what follows.
@@ -670,8 +812,13 @@ class SingleWorker {
   std::vector<typename Products::Query> query_;  // [query heads of the task, padded]
   std::vector<float> mixed_;                      // [query heads of the task, padded]
   std::vector<float> maximum_, total_;            // [query heads of the task]
-  alignas(64) float scores_[2 * kOrderedBlock];      // of the heads that are computed together
-  alignas(64) int32_t pairs_[2][kOrderedBlock / 2];  // their weights
+  std::vector<int32_t> columns_;           // queries as tiles
+  std::vector<T> copied_;                  // sixteen keys that do not lie one after the other
+  const TileSettings tiles_;
+  static constexpr int64_t kTileSize = kSide * kSide;
+  alignas(64) int32_t packed_[2][Products::kIsTiles ? 4 * kTileSize : 1];  // values as tiles
+  alignas(64) float scores_[kMostHeads * kOrderedBlock];      // of the heads that are computed together
+  alignas(64) int32_t pairs_[kMostHeads][kOrderedBlock / 2];  // their weights
   int64_t keys_at_ = 0, values_at_ = 0;  // of the present head
   Rows now_, next_;
   bool has_rows_ = false;  // whether now_ has the first rows of the next task
@@ -718,6 +865,11 @@ void attend_singles_by(const TensorView& query, const TensorView& keys, const Te
 template <typename T, typename Length, typename Blocks>
 void attend_singles(const TensorView& query, const TensorView& keys, const TensorView& values, const Length& length,
                     const Blocks& blocks, const Scoring& how, int64_t window, const TensorView& out) {
+#if MILLM_TILES
+  if constexpr (kMultipliesPairs<T>)
+    if (query.size(2) % kPairColumns == 0 && has_tiles())
+      return attend_singles_by<T, TilesOfKeys>(query, keys, values, length, blocks, how, window, out);
+#endif
 #if MILLM_BF16_DOT
   if constexpr (kMultipliesPairs<T>)
     if (query.size(2) % kPairColumns == 0)

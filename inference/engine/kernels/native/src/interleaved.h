@@ -3,8 +3,7 @@
 // rows of results already. Each sum adds its words one after the other, for any number of rows.
 #pragma once
 
-#include <atomic>
-
+#include "interleaved_tiles.h"
 #include "kernels.h"
 #include "panels.h"
 #include "vectors.h"
@@ -58,23 +57,6 @@ inline void interleaved_tile(const Word* x, int64_t stride, const Word* w, int64
     for (int b = 0; b < BLOCKS; ++b) out[r][b] = acc[r][b];
 }
 
-// Calls work(from, to) for parts of 0 .. count, at most `taken` at a time. Each thread begins in a range of its own,
-// part after part, and then helps the others, so that one that is held up does not hold up the others.
-template <typename Work>
-void share_out(int64_t count, int64_t taken, const Work& work) {
-  const int64_t threads = num_threads(), range = (count + threads - 1) / threads;
-  const auto next = std::make_unique<std::atomic<int64_t>[]>(threads);
-  for (int64_t i = 0; i < threads; ++i) next[i] = i * range;
-  parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i)
-      for (int64_t other = 0; other < threads; ++other) {
-        const int64_t owner = (i + other) % threads, last = std::min(count, (owner + 1) * range);
-        for (int64_t from = next[owner].fetch_add(taken); from < last; from = next[owner].fetch_add(taken))
-          work(from, std::min(last, from + taken));
-      }
-  });
-}
-
 // One product. x: PLANES rows of words for each of `rows` rows of results, where they are (IS_STRAIGHT) or in panels of
 // `each`; w: n / 16 blocks of columns.
 template <typename How, int PLANES, bool IS_STRAIGHT, typename T, typename Finish>
@@ -125,6 +107,9 @@ template <typename How, int PLANES, typename T, typename Finish>
 void multiply_interleaved(const Word* x, int64_t stride, int64_t rows, const Word* w, int64_t n, int64_t words,
                           const Finish& finish, T* out) {
   if (rows == 0) return;
+#if MILLM_TILES
+  if (has_tiles()) return multiply_in_tiles<How, PLANES>(x, stride, rows, w, n, words, finish, out);
+#endif
   const bool are_all = rows * PLANES <= kLoneRows;
   const int64_t most = are_all ? rows : kGroupRows / PLANES, groups = (rows + most - 1) / most;
   const int64_t each = (rows + groups - 1) / groups, blocks = n / kPanelRows, block_words = words * kPanelRows;

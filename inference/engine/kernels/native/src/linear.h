@@ -224,7 +224,6 @@ struct PairProducts {
   static float total(Sums sums) { return _mm512_reduce_add_ps(sums); }
 };
 
-// The order of sums is that of panels.
 void multiply_interleaved_bf16(const TensorView& x, const TensorView& w, const BFloat16* bias, const TensorView& out) {
   multiply_interleaved<PairProducts, 1>(
       reinterpret_cast<const Word*>(x.as<BFloat16>()), x.stride(0) / 2, x.size(0),
@@ -239,7 +238,7 @@ void multiply_interleaved_bf16(const TensorView& x, const TensorView& w, const B
 void multiply_bf16(const TensorView& x, const TensorView& w, const BFloat16* bias, bool ordered, const TensorView& out) {
   const int64_t n = w.size(0);
   BFloat16* o = out.as<BFloat16>();
-  if (ordered || prefers_panels(x.size(0), kPairGain))
+  if (ordered || fills_panels(x.size(0), kPanelRows, kPairGain))
     return multiply_panels<PairProducts, 1>(
         x.size(0), reinterpret_cast<const char*>(w.as<BFloat16>()), n, w.size(1) * 2,
         [&](int64_t panel, Word* words) {
@@ -249,7 +248,7 @@ void multiply_bf16(const TensorView& x, const TensorView& w, const BFloat16* bia
         [&](int64_t, int64_t column, const __m512* sums) {
           return plus(*sums, _mm512_set1_ps(bias ? static_cast<float>(bias[column]) : 0.f));
         },
-        o, !ordered && has_tiles());
+        o);
   multiply_dots<PairProducts>(
       x.as<BFloat16>(), x.stride(0), x.size(0), w.as<BFloat16>(), n, w.size(1),
       [&](int64_t row, int rows, int64_t column, int64_t columns, const float* sums) {
@@ -472,7 +471,7 @@ void multiply_rounded(const TensorView& x, const TensorView& w, const TensorView
   T* o = out.as<T>();
   const ByteScales<T> all_scales{row_scales.data(), scale, sum_of, bias};
   if (is_interleaved(w)) return multiply_interleaved_bytes<1>(bytes.data(), rows, padded, w, all_scales, out);
-  if (prefers_panels(rows, kByteGain)) return multiply_byte_panels<1>(bytes.data(), rows, padded, w, all_scales, o);
+  if (fills_panels(rows, kPanelRows, kByteGain)) return multiply_byte_panels<1>(bytes.data(), rows, padded, w, all_scales, o);
   multiply_dots<ByteProducts>(
       bytes.data(), padded, rows, w.as<int8_t>(), n, k,
       [&](int64_t row, int count, int64_t column, int64_t columns, const int32_t* dots) {
@@ -504,7 +503,7 @@ void multiply_bytes(const TensorView& x, const TensorView& w, const TensorView& 
   T* o = out.as<T>();
   const ByteScales<T> all_scales{row_scales.data(), scale, sum_of, bias};
   if (is_interleaved(w)) return multiply_interleaved_bytes<2>(high, rows, padded, w, all_scales, out);
-  if (prefers_panels(rows, kPlanesGain)) return multiply_byte_panels<2>(high, rows, padded, w, all_scales, o);
+  if (fills_panels(rows, kPanelRows, kPlanesGain)) return multiply_byte_panels<2>(high, rows, padded, w, all_scales, o);
   parallel_for(0, (n + kColumns - 1) / kColumns, std::max<int64_t>(1, 65536 / k), [&](int64_t begin, int64_t end) {
     int32_t tops[kSumRows][kColumns] = {}, rests[kSumRows][kColumns] = {};
     const int64_t passes = (rows + 2) / 3;

@@ -468,40 +468,7 @@ void mlp_part(const TensorView& x, const MlpPart& part, const TensorView& to) {
   add_product(x, mixed.view, part.down, pointer(part.after), part.norms, part.how, to);
 }
 
-Tensor attention_step_op(const Tensor& hidden, const Tensor& in_norm, const OptionalTensor& query_norm,
-                         const OptionalTensor& key_norm, const OptionalTensor& out_norm, double eps, double offset,
-                         const std::vector<Tensor>& qkv, const OptionalTensor& qkv_bias,
-                         const std::vector<Tensor>& out_weight, const OptionalTensor& out_bias, const Tensor& cos,
-                         const Tensor& sin, const Tensor& keys, const Tensor& values, const Tensor& slot_mapping,
-                         const Tensor& block_table, const Tensor& lengths, double scale, int64_t window,
-                         double softcap, bool rounded, bool ordered) {
-  const TensorView x = view_of(hidden);
-  STD_TORCH_CHECK(x.dims == 2, "attention_step: shapes");
-  const Tensor result = empty(x, {x.size(0), x.size(1)});
-  attention_part(x,
-                 {view_of(in_norm), view_of(query_norm), view_of(key_norm), view_of(out_norm), {eps, offset},
-                  {views_of(qkv), view_of(qkv_bias)}, {views_of(out_weight), view_of(out_bias)}, view_of(cos),
-                  view_of(sin), view_of(keys), view_of(values), view_of(slot_mapping), view_of(block_table),
-                  view_of(lengths), scale, softcap, window, {rounded, ordered}},
-                 view_of(result));
-  return result;
-}
-
-Tensor mlp_step_op(const Tensor& hidden, const Tensor& in_norm, const OptionalTensor& out_norm, double eps,
-                   double offset, const std::vector<Tensor>& gate_up, const OptionalTensor& gate_up_bias,
-                   const std::vector<Tensor>& down, const OptionalTensor& down_bias, const std::string& activation,
-                   bool rounded, bool ordered) {
-  const TensorView x = view_of(hidden);
-  STD_TORCH_CHECK(x.dims == 2, "mlp_step: shapes");
-  const Tensor result = empty(x, {x.size(0), x.size(1)});
-  mlp_part(x,
-           {view_of(in_norm), view_of(out_norm), {eps, offset}, {views_of(gate_up), view_of(gate_up_bias)},
-            {views_of(down), view_of(down_bias)}, activation, {rounded, ordered}},
-           view_of(result));
-  return result;
-}
-
-// Several layers, one after the other: `norms` has those before attention and MLP, after them, and of queries and keys of
+// One or more layers, one after the other: `norms` has those before attention and MLP, after them, and of queries and keys of
 // each layer; `weights` and `biases` have qkv, output, gate and up, and down of each. An empty tensor stands for none.
 // looks [layers, 4] float64: scale, window, softcap, and which of `slots` and `tables` a layer uses.
 Tensor decoder_stack_op(const Tensor& hidden, const std::vector<Tensor>& norms, double eps, double offset,
@@ -566,13 +533,6 @@ STABLE_TORCH_LIBRARY(millm_native, m) {
   m.def("rms_norm(Tensor x, Tensor weight, float eps, float offset) -> Tensor");
   m.def("norm_rotary(Tensor x, Tensor? weight, float eps, float offset, Tensor cos, Tensor sin) -> Tensor");
   m.def("gate_mul(Tensor gate, Tensor up, str activation) -> Tensor");
-  m.def("attention_step(Tensor x, Tensor in_norm, Tensor? query_norm, Tensor? key_norm, Tensor? out_norm, float eps, "
-        "float offset, Tensor[] qkv, Tensor? qkv_bias, Tensor[] out_weight, Tensor? out_bias, Tensor cos, Tensor sin, "
-        "Tensor(a!) keys, Tensor(b!) values, Tensor slot_mapping, Tensor block_table, Tensor lengths, float scale, "
-        "int window, float softcap, bool rounded=False, bool ordered=False) -> Tensor");
-  m.def("mlp_step(Tensor x, Tensor in_norm, Tensor? out_norm, float eps, float offset, Tensor[] gate_up, "
-        "Tensor? gate_up_bias, Tensor[] down, Tensor? down_bias, str activation, bool rounded=False, "
-        "bool ordered=False) -> Tensor");
   m.def("decoder_stack(Tensor x, Tensor[] norms, float eps, float offset, Tensor[] weights, Tensor[] biases, "
         "Tensor cos, Tensor sin, Tensor(a!)[] keys, Tensor(b!)[] values, Tensor[] slots, Tensor[] tables, "
         "Tensor lengths, Tensor looks, str activation, bool rounded=False, bool ordered=False) -> Tensor");
@@ -592,8 +552,6 @@ STABLE_TORCH_LIBRARY_IMPL(millm_native, CPU, m) {
   m.impl("rms_norm", TORCH_BOX(&millm::rms_norm_op));
   m.impl("norm_rotary", TORCH_BOX(&millm::norm_rotary_op));
   m.impl("gate_mul", TORCH_BOX(&millm::gate_mul_op));
-  m.impl("attention_step", TORCH_BOX(&millm::attention_step_op));
-  m.impl("mlp_step", TORCH_BOX(&millm::mlp_step_op));
   m.impl("decoder_stack", TORCH_BOX(&millm::decoder_stack_op));
   m.impl("linear_rows", TORCH_BOX(&millm::linear_rows_op));
   m.impl("interleave", TORCH_BOX(&millm::interleave_op));

@@ -1,13 +1,10 @@
 // Products of many rows, bound by arithmetic. Sixteen rows of activations lie side by side in a panel, word by word
 // (two bfloat16 numbers or four bytes). A word of the weight is multiplied with all of them, so no lanes are added up.
-// With tiles (AMX), sixteen columns of sixteen words are multiplied with them at a time: a panel is what the
-// instruction expects as its second matrix, and the weight, as it lies in memory, is the first.
 #pragma once
 
 #include <atomic>
 
 #include "kernels.h"
-#include "tiles.h"
 #include "transpose.h"
 #include "vectors.h"
 
@@ -21,13 +18,22 @@ constexpr int kTileColumns = 8;
 constexpr int kBlockColumns = 16;           // columns whose results are turned into rows together
 constexpr int64_t kPanelBytes = 600 << 10;  // of panels that stay in the second cache
 constexpr int64_t kTakenBytes = 768 << 10;  // of columns that stay there with them
-constexpr int64_t kFewestTileRows = 5;      // fewer are bound by memory however they are multiplied
 
-// Whether panels are faster: with tiles almost always; otherwise if the last one is so full that they beat sums of a
-// few rows, which are `gain` percent slower.
-inline bool prefers_panels(int64_t rows, int64_t gain) {
-  if (has_tiles()) return rows >= kFewestTileRows;
-  return fills_panels(rows, kPanelRows, gain);
+// Calls work(from, to) for parts of 0 .. count, at most `taken` at a time. Each thread begins in a range of its own,
+// part after part, and then helps the others, so that one that is held up does not hold up the others.
+template <typename Work>
+void share_out(int64_t count, int64_t taken, const Work& work) {
+  const int64_t threads = num_threads(), range = (count + threads - 1) / threads;
+  const auto next = std::make_unique<std::atomic<int64_t>[]>(threads);
+  for (int64_t i = 0; i < threads; ++i) next[i] = i * range;
+  parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      for (int64_t other = 0; other < threads; ++other) {
+        const int64_t owner = (i + other) % threads, last = std::min(count, (owner + 1) * range);
+        for (int64_t from = next[owner].fetch_add(taken); from < last; from = next[owner].fetch_add(taken))
+          work(from, std::min(last, from + taken));
+      }
+  });
 }
 
 // The panel [words, 16] of up to 16 rows of `bytes` bytes, `stride` bytes apart; zeros behind the last byte and row.
@@ -88,50 +94,6 @@ inline void panel_tile(const Word* x, int64_t panel_words, const char* w, int64_
     for (int p = 0; p < PANELS; ++p) out[c][p] = acc[c][p];
 }
 
-// The sums of PANELS x (16 BLOCKS) with tiles: 0 to 3 are the sums, 4 and 5 columns, 6 and 7 panels.
-template <typename How, int PANELS, int BLOCKS>
-inline void tile_sums(const Word* x, int64_t panel_words, const char* w, int64_t bytes, Ahead ahead,
-                      typename How::Sums (*out)[PANELS]) {
-#if MILLM_TILES
-  const char* second = w + kBlockColumns * bytes;
-  const int64_t whole = bytes / 64 * 64;
-  before_tiles();
-  _tile_zero(0);
-  if constexpr (PANELS > 1) _tile_zero(1);
-  if constexpr (BLOCKS > 1) _tile_zero(2);
-  if constexpr (PANELS > 1 && BLOCKS > 1) _tile_zero(3);
-  for (int64_t at = 0; at < whole; at += 64) {
-    const Word* panel = x + at / 4 * kPanelRows;
-    ahead.step();
-    _tile_loadd(4, w + at, bytes);
-    _tile_loadd(6, panel, 64);
-    MILLM_TILE_PRODUCT(How, 0, 4, 6);
-    if constexpr (PANELS > 1) {
-      _tile_loadd(7, panel + panel_words, 64);
-      MILLM_TILE_PRODUCT(How, 1, 4, 7);
-    }
-    if constexpr (BLOCKS > 1) {
-      _tile_loadd(5, second + at, bytes);
-      MILLM_TILE_PRODUCT(How, 2, 5, 6);
-      if constexpr (PANELS > 1) MILLM_TILE_PRODUCT(How, 3, 5, 7);
-    }
-  }
-  constexpr int64_t kStride = PANELS * 64;
-  _tile_stored(0, out, kStride);
-  if constexpr (PANELS > 1) _tile_stored(1, &out[0][1], kStride);
-  if constexpr (BLOCKS > 1) _tile_stored(2, &out[kBlockColumns][0], kStride);
-  if constexpr (PANELS > 1 && BLOCKS > 1) _tile_stored(3, &out[kBlockColumns][1], kStride);
-  for (int64_t at = whole; at < bytes; at += 4)
-    for (int c = 0; c < BLOCKS * kBlockColumns; ++c) {
-      const auto word = (typename How::Numbers)word_at(w + c * bytes + at, std::min<int64_t>(4, bytes - at));
-      for (int p = 0; p < PANELS; ++p) {
-        const Word* row = x + p * panel_words + at / 4 * kPanelRows;
-        out[c][p] = How::add(out[c][p], (typename How::Numbers)_mm512_load_si512(row), word);
-      }
-    }
-#endif
-}
-
 // One product in panels: x holds `panels` of them, w has n rows of `bytes` bytes.
 struct PanelProduct {
   const Word* x;
@@ -153,25 +115,6 @@ struct PanelProduct {
     put<How, PANELS, PLANES>(panel, column, columns, sums, finish, out);
   }
 
-  // The same of two blocks of columns, with tiles.
-  template <typename How, int PANELS, int PLANES, typename T, typename Finish>
-  void tile_blocks(int64_t panel, int64_t column, Ahead (&ahead)[2], const Finish& finish, T* out) const {
-    const Word* at = x + panel * panel_words();
-    typename How::Sums sums[2 * kBlockColumns][PANELS];
-    if (n - column >= 2 * kBlockColumns) {
-      const int64_t row = panel / PLANES * kPanelRows, end = std::min(rows, row + PANELS / PLANES * kPanelRows);
-      for (int64_t r = row; r < end; ++r) __builtin_prefetch(out + r * n + column, 1, 3);
-      tile_sums<How, PANELS, 2>(at, panel_words(), w + column * bytes, bytes, ahead[0], sums);
-      return put_pair<How, PANELS, PLANES>(panel, column, sums, finish, out);
-    }
-    if (n - column >= kBlockColumns) {
-      tile_sums<How, PANELS, 1>(at, panel_words(), w + column * bytes, bytes, ahead[0], sums);
-      put<How, PANELS, PLANES>(panel, column, kBlockColumns, sums, finish, out);
-      column += kBlockColumns;
-    }
-    if (column < n) block<How, PANELS, PLANES>(panel, column, ahead, finish, out);
-  }
-
   // Turns the sums of up to 16 columns into results and those into rows.
   template <typename How, int PANELS, int PLANES, typename T, typename Finish>
   void put(int64_t panel, int64_t column, int64_t columns, const typename How::Sums (*sums)[PANELS],
@@ -182,20 +125,6 @@ struct PanelProduct {
       turn<How>(row, column, columns, sums, p, finish, results);
       for (int r = 0; r < kPanelRows && row < rows; ++r, ++row)
         store(out + row * n + column, Vec(_mm512_castsi512_ps(results[r])), columns);
-    }
-  }
-
-  // The same of 32 columns, which are whole cache lines of 16-bit results.
-  template <typename How, int PANELS, int PLANES, typename T, typename Finish>
-  void put_pair(int64_t panel, int64_t column, const typename How::Sums (*sums)[PANELS], const Finish& finish,
-                T* out) const {
-    int64_t row = panel / PLANES * kPanelRows;
-    for (int p = 0; p < PANELS; p += PLANES) {
-      __m512i first[kPanelRows], second[kPanelRows];
-      turn<How>(row, column, kBlockColumns, sums, p, finish, first);
-      turn<How>(row, column + kBlockColumns, kBlockColumns, sums + kBlockColumns, p, finish, second);
-      for (int r = 0; r < kPanelRows && row < rows; ++r, ++row)
-        store_pair(out + row * n + column, _mm512_castsi512_ps(first[r]), _mm512_castsi512_ps(second[r]));
     }
   }
 
@@ -210,12 +139,11 @@ struct PanelProduct {
 
 // x w^T of `rows` rows and a weight of n rows of `bytes` bytes. fill(panel, words) makes a panel: PLANES of them, next
 // to each other, for each 16 rows. finish(row, column, sums) makes the results of 16 rows, from `row` on, of their sums
-// in each plane. Threads take columns when they need more, so that one that is held up does not hold up the others.
+// in each plane.
 template <typename How, int PLANES, typename T, typename Fill, typename Finish>
 void multiply_panels(int64_t rows, const char* w, int64_t n, int64_t bytes, const Fill& fill, const Finish& finish,
-                     T* out, bool in_tiles = has_tiles()) {
-  const int64_t most = PLANES == 1 && !in_tiles ? 3 : 2;  // panels at a time
-  const int64_t width = in_tiles ? 2 * kBlockColumns : kBlockColumns;
+                     T* out) {
+  constexpr int64_t kMost = PLANES == 1 ? 3 : 2;  // panels at a time
   PanelProduct product{nullptr, w, rows, (rows + kPanelRows - 1) / kPanelRows * PLANES, n, bytes};
   const int64_t panels = product.panels, words = product.panel_words();
   const AlignedWords memory(panels * words);
@@ -224,52 +152,38 @@ void multiply_panels(int64_t rows, const char* w, int64_t n, int64_t bytes, cons
   parallel_for(0, panels, 1, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; ++p) fill(p, x + p * words);
   });
-  const int64_t blocks = (n + width - 1) / width;
-  const int64_t fitting = std::clamp<int64_t>(kTakenBytes / (width * bytes), 1, 8);
+  const int64_t blocks = (n + kBlockColumns - 1) / kBlockColumns;
+  const int64_t fitting = std::clamp<int64_t>(kTakenBytes / (kBlockColumns * bytes), 1, 8);
   const int64_t taken = std::clamp<int64_t>(blocks / (num_threads() * 4), 1, fitting);
-  const int64_t kept = std::max<int64_t>(1, kPanelBytes / (most * words * 4)) * most;
-  std::atomic<int64_t> next{0};
-  parallel_for(0, num_threads(), 1, [&](int64_t, int64_t) {
-    const TileSettings tiles(in_tiles);
-    int64_t upcoming = next.fetch_add(taken);
-    for (int64_t from = upcoming; from < blocks; from = upcoming) {
-      const int64_t to = std::min(blocks, from + taken);
-      upcoming = next.fetch_add(taken);
-      for (int64_t start = 0; start < panels; start += kept)
-        for (int64_t b = from; b < to; ++b) {
-          const int64_t column = b * width, end = std::min(panels, start + kept);
-          const int64_t next_block = b + 1 < to ? b + 1 : end < panels ? from : upcoming;
-          const int64_t following = next_block * width, left = n - following;
-          const char* fetched = left > 0 ? w + following * bytes : nullptr;
-          const int64_t passes = (in_tiles ? 1 : 2) * ((end - start + most - 1) / most);
-          int64_t pass = 0;
-          for (int64_t p = start; p < end;) {
-            Ahead ahead[2];
-            for (int i = 0; i < (in_tiles ? 1 : 2); ++i)
-              ahead[i] = Ahead::share(fetched, std::min(width, left) * bytes, pass++, passes, bytes / 64 + 1);
-            const int64_t more = end - p;
-            if (in_tiles && more >= 2) {
-              product.tile_blocks<How, 2, PLANES>(p, column, ahead, finish, out);
-              p += 2;
-            } else if (PLANES == 1 && in_tiles) {
-              product.tile_blocks<How, 1, 1>(p, column, ahead, finish, out);
-              p += 1;
-            } else if constexpr (PLANES == 2) {
-              product.block<How, 2, 2>(p, column, ahead, finish, out);
-              p += 2;
-            } else if (more >= 5 || more == 3) {
-              product.block<How, 3, 1>(p, column, ahead, finish, out);
-              p += 3;
-            } else if (more >= 2) {
-              product.block<How, 2, 1>(p, column, ahead, finish, out);
-              p += 2;
-            } else {
-              product.block<How, 1, 1>(p, column, ahead, finish, out);
-              p += 1;
-            }
+  const int64_t kept = std::max<int64_t>(1, kPanelBytes / (kMost * words * 4)) * kMost;
+  share_out(blocks, taken, [&](int64_t from, int64_t to) {
+    for (int64_t start = 0; start < panels; start += kept)
+      for (int64_t b = from; b < to; ++b) {
+        const int64_t end = std::min(panels, start + kept);
+        const int64_t following = (b + 1 < to || end == panels ? b + 1 : from) * kBlockColumns, left = n - following;
+        const char* fetched = left > 0 ? w + following * bytes : nullptr;
+        const int64_t passes = 2 * ((end - start + kMost - 1) / kMost);
+        int64_t pass = 0;
+        for (int64_t p = start; p < end;) {
+          Ahead ahead[2];
+          for (auto& a : ahead)
+            a = Ahead::share(fetched, std::min<int64_t>(kBlockColumns, left) * bytes, pass++, passes, bytes / 64 + 1);
+          const int64_t column = b * kBlockColumns, more = end - p;
+          if constexpr (PLANES == 2) {
+            product.block<How, 2, 2>(p, column, ahead, finish, out);
+            p += 2;
+          } else if (more >= 5 || more == 3) {
+            product.block<How, 3, 1>(p, column, ahead, finish, out);
+            p += 3;
+          } else if (more >= 2) {
+            product.block<How, 2, 1>(p, column, ahead, finish, out);
+            p += 2;
+          } else {
+            product.block<How, 1, 1>(p, column, ahead, finish, out);
+            p += 1;
           }
         }
-    }
+      }
   });
 }
 

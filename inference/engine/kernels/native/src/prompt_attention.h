@@ -224,7 +224,7 @@ class PromptWorker {
  private:
   static constexpr int64_t kInner = Units::kWidth;
   static constexpr bool kIsWidened = Units::kIsWidened;
-  static constexpr bool kFitsTiles = MILLM_TILES && kInner == 2 && !ORDERED;
+  static constexpr bool kFitsTiles = MILLM_TILES && kInner == 2;
   static constexpr int64_t kSide = 16;                  // rows and words of a tile
   static constexpr int64_t kTileKeys = kSide * kInner;  // keys whose weights fill a row of a tile
 

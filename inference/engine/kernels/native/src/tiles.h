@@ -25,15 +25,17 @@ inline bool has_tiles() {
 #endif
 }
 
-// While it exists, this thread's tiles are all of full size. Afterwards they are unused again, so that a switch to
-// another thread saves nothing of them.
+// While it exists, this thread's tiles are of full size, but those before `whole` have `rows` rows.
+// Afterwards they are unused again, so that a switch to another thread saves nothing of them.
 class TileSettings {
  public:
-  explicit TileSettings(bool is_used) : is_used_(is_used) {
+  explicit TileSettings(bool is_used, [[maybe_unused]] int rows = 16, [[maybe_unused]] int whole = 0)
+      : is_used_(is_used) {
 #if MILLM_TILES
-    // Constant: GCC takes the instruction to read no more than the first bytes, and would not write the others.
-    static constexpr Layout kFull;
-    if (is_used) _tile_loadconfig(&kFull);
+    Layout layout;
+    for (int tile = 0; tile < whole; ++tile) layout.rows[tile] = static_cast<uint8_t>(rows);
+    asm volatile("" : : "m"(layout) : "memory");  // GCC takes the instruction to read no more than the first bytes
+    if (is_used) _tile_loadconfig(&layout);
 #endif
   }
   TileSettings(const TileSettings&) = delete;
@@ -55,14 +57,14 @@ class TileSettings {
 // GCC does not know that the instructions for tiles read memory: what they read is written before this line.
 inline void before_tiles() { asm volatile("" ::: "memory"); }
 
-// Adds the product of two tiles to a third: of pairs of bfloat16, or of signed and unsigned bytes. The numbers of the
+// Adds the product of two tiles to a third: of pairs of bfloat16, or of unsigned and signed bytes. The numbers of the
 // tiles must be literals.
-#define MILLM_TILE_PRODUCT(HOW, SUMS, COLUMNS, ROWS) \
+#define MILLM_TILE_PRODUCT(HOW, SUMS, ROWS, COLUMNS) \
   do {                                               \
     if constexpr (HOW::kIsFloat)                     \
-      _tile_dpbf16ps(SUMS, COLUMNS, ROWS);           \
+      _tile_dpbf16ps(SUMS, ROWS, COLUMNS);           \
     else                                             \
-      _tile_dpbsud(SUMS, COLUMNS, ROWS);             \
+      _tile_dpbusd(SUMS, ROWS, COLUMNS);             \
   } while (false)
 
 }  // namespace millm
