@@ -271,9 +271,9 @@ def _costs_little(spec: ModelSpec, module: PreTrainedModel, device: torch.device
     """Return whether batch invariance costs at most 10 % on this device (``python -m benchmarks.invariance``).
 
     It was measured where a product sums in one order anyway, because weights are interleaved, and with no more threads
-    than key heads: a sequence's attention uses one thread for each. With int8 weights it costs more.
+    than key heads: a sequence's attention uses one thread for each. With int8 weights it cost more without tiles.
     """
-    if spec.weights == "int8":
+    if spec.weights == "int8" and not native.active().has_tiles:
         return False
     if device.type != "cpu" or module.dtype is not torch.bfloat16 or not interleaves(torch.bfloat16):
         return False
