@@ -93,17 +93,25 @@ def _bfloat16_goals(kind: str) -> tuple[Goal, ...]:
     )
 
 
+def _byte_goals(weights: str, kind: str) -> tuple[Goal, ...]:
+    """Return the goals for weights of 8 bits on processors of a kind."""
+    first, second = (f"{workload}, {weights}, {kind.upper()}" for workload in ("W1", "W2"))
+    return (
+        Goal(first, "tok/s over the best int8 peer", 1, lambda r: _tok_s(r, "W1", f"{weights}-{kind}")),
+        Goal(second, "tok/s over the best int8 peer", 1, lambda r: _tok_s(r, "W2", f"{weights}-{kind}")),
+    )
+
+
 GOALS = (
     *_bfloat16_goals(BFLOAT16),
     *_bfloat16_goals(AMX),
     Goal("W1, bf16", "share of the memory limit", 0.85, lambda r: r.value("decoding", "share"), percent=True),
     Goal("W2, bf16, AVX2", "tok/s over the best peer", 1.3, lambda r: _tok_s(r, "W2", AVX2)),
-    Goal("W1, int8, AVX512_BF16", "tok/s over the best int8 peer", 1, lambda r: _tok_s(r, "W1", f"int8-{BFLOAT16}")),
-    Goal("W2, int8, AVX512_BF16", "tok/s over the best int8 peer", 1, lambda r: _tok_s(r, "W2", f"int8-{BFLOAT16}")),
-    Goal("W1, w8a8, AVX512_BF16", "tok/s over the best int8 peer", 1, lambda r: _tok_s(r, "W1", f"w8a8-{BFLOAT16}")),
-    Goal("W2, w8a8, AVX512_BF16", "tok/s over the best int8 peer", 1, lambda r: _tok_s(r, "W2", f"w8a8-{BFLOAT16}")),
-    Goal("W1, int8, AVX2", "tok/s over the best int8 peer", 1, lambda r: _tok_s(r, "W1", f"int8-{AVX2}")),
-    Goal("W2, int8, AVX2", "tok/s over the best int8 peer", 1, lambda r: _tok_s(r, "W2", f"int8-{AVX2}")),
+    *_byte_goals("int8", BFLOAT16),
+    *_byte_goals("w8a8", BFLOAT16),
+    *_byte_goals("int8", AMX),
+    *_byte_goals("w8a8", AMX),
+    *_byte_goals("int8", AVX2),
     Goal("server overhead", "W1 over HTTP / engine", 0.95, lambda r: _http(r, "W1"), percent=True),
     Goal("server overhead", "W2 (16 streams) over HTTP / engine", 0.95, lambda r: _http(r, "W2"), percent=True),
     Goal("steering, add", "W3: K = 16 / K = 0", 0.97, lambda r: _steering(r, "add"), percent=True),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +20,7 @@ REPORT = "from inference.engine.kernels import native; print(native.activate());
 
 UNITS = len(list(SOURCES.glob("*.cpp")))
 ONCE = "compile\n" * UNITS + "link\n"
+GCC = shutil.which("g++")
 
 
 @pytest.fixture
@@ -138,3 +141,33 @@ def test_the_cache_is_in_the_virtual_environment_or_the_users(tmp_path, monkeypa
 def test_a_process_without_them_says_why(environment, reason):
     done = subprocess.run([sys.executable, "-c", REPORT], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [f"torch: {reason}", "False"]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or GCC is None, reason="needs GCC for x86-64")
+@pytest.mark.parametrize(
+    ("capability", "processor"),
+    [
+        ("AVX512", "sapphirerapids"),
+        ("AVX512", "cooperlake"),
+        ("AVX512", "skylake-avx512"),
+        ("AVX2", "haswell"),
+        ("AVX2", "sapphirerapids"),
+        ("DEFAULT", "x86-64"),
+    ],
+)
+def test_the_kernels_compile_for_other_processors(capability, processor):
+    include = Path(torch.__file__).parent / "include"
+    flags = (
+        "-std=c++20",
+        "-fsyntax-only",
+        f"-march={processor}",
+        f"-I{include}",
+        f"-I{include}/torch/csrc/api/include",
+    )
+    kind = (f"-DCPU_CAPABILITY={capability}", f"-DCPU_CAPABILITY_{capability}")
+    compiled = subprocess.run(
+        [str(GCC), *flags, *kind, *map(str, SOURCES.glob("*.cpp"))], capture_output=True, text=True, check=False
+    )
+    if "bad value" in compiled.stderr:
+        pytest.skip("this compiler does not know the processor")
+    assert compiled.returncode == 0, compiled.stderr[:2000]

@@ -448,7 +448,7 @@ class SingleWorker {
       total_[g] = maximum_[g] == kNone ? 0.f : 1.f;
     }
     std::fill(mixed_.begin(), mixed_.end(), 0.f);
-    if constexpr (Products::kIsTiles) take_columns(task.heads);
+    if constexpr (Products::kIsTiles) this->take_columns(task.heads);
     if (!has_rows_) find_rows(task, first_block(task), now_);
     for (int64_t at = first_block(task); at < task.length; at += kOrderedBlock) {
       const bool is_last = at + kOrderedBlock >= task.length;
@@ -463,7 +463,7 @@ class SingleWorker {
         for (int64_t g = 0; g < shape_.group; g += kMostHeads) {
           fetches_ = g == 0;  // the other heads find it in a cache
           if constexpr (Products::kIsTiles)
-            attend_in_tiles(h, g);
+            this->attend_in_tiles(h, g);
           else if (shape_.group - g >= 2)
             attend<2>(h * shape_.group + g);
           else

@@ -1,7 +1,9 @@
 // Tiles of AMX: matrices of up to 16 rows of 64 bytes in registers, multiplied with each other by one instruction.
 #pragma once
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__linux__)
+#include "vectors.h"
+
+#if MILLM_BF16_DOT && defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__linux__)
 #define MILLM_TILES 1
 #include <immintrin.h>
 #include <sys/syscall.h>
