@@ -76,15 +76,8 @@ struct InterleavedProduct {
                                                      ahead, sums);
     for (int r = 0; r < ROWS / PLANES; ++r) {
       const int64_t row = group * each + r;
-      const auto result = [&](int b) {
-        typename How::Sums of_planes[PLANES];
-        for (int p = 0; p < PLANES; ++p) of_planes[p] = sums[r * PLANES + p][b];
-        return finish(row, column + b * kPanelRows, of_planes);
-      };
-      T* to = out + row * n + column;
-      int b = 0;
-      for (; b + 2 <= BLOCKS; b += 2) store_pair(to + b * kPanelRows, result(b), result(b + 1));
-      if (b < BLOCKS) store(to + b * kPanelRows, Vec(result(b)), kPanelRows);
+      put_row<How, PLANES, BLOCKS>(
+          row, column, [&](int p, int b) { return sums[r * PLANES + p][b]; }, finish, out + row * n + column);
     }
   }
 

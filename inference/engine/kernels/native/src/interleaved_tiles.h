@@ -87,15 +87,8 @@ struct TileProduct {
     for (int64_t row = from; row < to; ++row) {
       const auto& of_group = sums[GROUPS > 1 && row - from >= each];
       const int64_t plane = (row - from) % each * PLANES;
-      const auto result = [&](int b) {
-        typename How::Sums of_planes[PLANES];
-        for (int p = 0; p < PLANES; ++p) of_planes[p] = of_group[b][plane + p];
-        return finish(row, column + b * kPanelRows, of_planes);
-      };
-      if constexpr (BLOCKS == 2)
-        store_pair(out + row * n + column, result(0), result(1));
-      else
-        store(out + row * n + column, Vec(result(0)), kPanelRows);
+      put_row<How, PLANES, BLOCKS>(
+          row, column, [&](int p, int b) { return of_group[b][plane + p]; }, finish, out + row * n + column);
     }
   }
 

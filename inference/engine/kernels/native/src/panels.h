@@ -36,6 +36,20 @@ void share_out(int64_t count, int64_t taken, const Work& work) {
   });
 }
 
+// Puts the results of a row for BLOCKS times sixteen columns, side by side: sum_of(plane, block) are their sums.
+template <typename How, int PLANES, int BLOCKS, typename Sum, typename T, typename Finish>
+inline __attribute__((always_inline)) void put_row(int64_t row, int64_t column, const Sum& sum_of, const Finish& finish,
+                                                   T* to) {
+  const auto result = [&](int b) {
+    typename How::Sums of_planes[PLANES];
+    for (int p = 0; p < PLANES; ++p) of_planes[p] = sum_of(p, b);
+    return finish(row, column + b * kPanelRows, of_planes);
+  };
+  int b = 0;
+  for (; b + 2 <= BLOCKS; b += 2) store_pair(to + b * kPanelRows, result(b), result(b + 1));
+  if (b < BLOCKS) store(to + b * kPanelRows, Vec(result(b)), kPanelRows);
+}
+
 // The panel [words, 16] of up to 16 rows of `bytes` bytes, `stride` bytes apart; zeros behind the last byte and row.
 inline void fill_panel(const void* rows, int64_t stride, int64_t count, int64_t bytes, Word* panel) {
   const char* first = static_cast<const char*>(rows);
