@@ -44,6 +44,8 @@ def test_a_step_is_compared_with_one_of_as_many_sequences():
 
 def test_beside_a_burst_s_sequences_a_step_is_short():
     assert learned(token_s=0.0001).tokens(8, 0, 4) == 512  # 51 ms
+    assert learned(token_s=0.0004).tokens(8, 0, 4) == 368  # 0.15 s
+    assert learned(token_s=0.0006).tokens(8, 0, 4) == 320  # 0.19 s
     assert learned(token_s=0.0015).tokens(8, 0, 4) == 192  # 0.3 s
 
 

@@ -11,6 +11,8 @@ import numpy as np
 
 SMOOTHING = 0.2
 PAUSE_S = 0.3  # for prompt tokens in one step beside sequences that decode
+SHORT_PAUSE_S = 0.15  # on a fast processor, for FULL_TOKENS or more
+FULL_TOKENS = 320  # products of more rows do not take less for each
 MAX_PAUSE_S = 1.0  # on a slow processor, for EFFICIENT_TOKENS: people notice longer gaps in a stream
 EFFICIENT_TOKENS = 160  # products of fewer rows take longer for each
 PREFILL_GRAIN = 16  # tokens; also the minimum by which a prompt advances in a step, if no larger one is given
@@ -27,7 +29,8 @@ class PrefillBudget:
     by the measured cost of a prompt token. Each further prompt adds as much again, because a longer step brings it into
     the batch sooner. Only sequences that are older than the prompts are protected: if they are a part of those that
     decode, the step may take longer in proportion. Requests that cannot be admitted for lack of a slot or of memory do
-    not count. While any sequence decodes, prompt tokens take at most ``PAUSE_S`` of a step, or as long as
+    not count. While any sequence decodes, prompt tokens take at most ``PAUSE_S`` of a step (on a processor that computes
+    ``FULL_TOKENS`` sooner, as long as these take, but not less than ``SHORT_PAUSE_S``), or as long as
     ``EFFICIENT_TOKENS``, up to ``MAX_PAUSE_S``. If nothing decodes or ``max_stall_factor`` is 0, ``max_tokens`` are
     allowed; ``min_tokens`` always are.
     """
@@ -46,7 +49,8 @@ class PrefillBudget:
         """
         if not (num_decoding and self._factor and self._token_s):
             return self._max_tokens
-        seconds = min(MAX_PAUSE_S, max(PAUSE_S, EFFICIENT_TOKENS * self._token_s))
+        seconds = min(PAUSE_S, max(SHORT_PAUSE_S, FULL_TOKENS * self._token_s))
+        seconds = min(MAX_PAUSE_S, max(seconds, EFFICIENT_TOKENS * self._token_s))
         if num_protected and self._decode_s:
             share = num_decoding / num_protected
             beyond = (self._factor - 1) * self._seconds(num_decoding)

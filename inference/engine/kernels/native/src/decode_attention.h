@@ -216,7 +216,7 @@ __attribute__((noinline)) float soften(float* scores, int64_t count, const Scori
   const float raised = std::max(maximum, largest(top));
   Vec added(0.f);
   for (int64_t t = 0; t < kTile; t += kLanes) {
-    const Vec below = Vec::loadu(scores + t) - Vec(raised), weight = ROUNDED ? below.exp_u20() : below.exp();
+    const Vec below = Vec::loadu(scores + t) - Vec(raised), weight = ROUNDED ? rounded_exp(below) : below.exp();
     weight.store(scores + t);
     added = added + weight;
   }
@@ -395,7 +395,7 @@ struct PairsOfKeys {
   static Numbers read(const BFloat16* query) { return (__m512bh)_mm512_loadu_si512(query); }
   static Numbers read_key(const BFloat16* key, int64_t) { return read(key); }
   static Vec add(const Vec& sums, Numbers query, Numbers key) { return _mm512_dpbf16_ps(sums, query, key); }
-  static Vec exp(const Vec& x) { return x.exp_u20(); }  // the weights become bfloat16
+  static Vec exp(const Vec& x) { return rounded_exp(x); }
 };
 #endif
 
@@ -421,8 +421,7 @@ struct SingleTask {
 template <typename T, typename Products>
 class SingleWorker {
   static constexpr int64_t kAhead = 32;  // rows, which fit the first cache
-  static constexpr int64_t kSide = 16;   // rows and words of a tile
-  static constexpr int64_t kMostHeads = Products::kIsTiles ? kSide : 2;  // query heads that are computed together
+  static constexpr int64_t kMostHeads = Products::kIsTiles ? kTileSide : 2;  // query heads that are computed together
 
  public:
   SingleWorker(const Shape& shape, const Pool& key_pool, const Pool& value_pool, const T* keys, const T* values,
@@ -431,9 +430,9 @@ class SingleWorker {
         window_(window), head_stride_(head_stride), query_(most_heads * shape.group * shape.padded),
         mixed_((most_heads * shape.group + kMostHeads) * shape.padded), maximum_(most_heads * shape.group),
         total_(most_heads * shape.group),
-        columns_(Products::kIsTiles ? most_heads * groups_of_heads() * shape.head_dim / 2 * kSide : 0),
-        copied_(Products::kIsTiles ? kSide * shape.head_dim : 0),
-        tiles_(Products::kIsTiles, static_cast<int>(std::min(kSide, shape.group)), 5) {}
+        columns_(Products::kIsTiles ? most_heads * groups_of_heads() * shape.head_dim / 2 * kTileSide : 0),
+        copied_(Products::kIsTiles ? kTileSide * shape.head_dim : 0),
+        tiles_(Products::kIsTiles, static_cast<int>(std::min(kTileSide, shape.group)), 5) {}
 
   // `then` is what this worker runs next, or nothing: its first keys and values are fetched ahead.
   void run(const SingleTask<T>& task, const SingleTask<T>* then) {
@@ -541,9 +540,9 @@ class SingleWorker {
       return;
     }
 #endif
-    constexpr int kSide = kLanes == 16 ? 8 : 4;
-    for (; i + kSide * kLanes <= shape_.head_dim; i += kSide * kLanes)
-      mix<GROUP, kSide>(scores, skipped, count, i, mixed);
+    constexpr int kMany = kLanes == 16 ? 8 : 4;
+    for (; i + kMany * kLanes <= shape_.head_dim; i += kMany * kLanes)
+      mix<GROUP, kMany>(scores, skipped, count, i, mixed);
     for (; i < shape_.head_dim; i += kLanes) mix<GROUP, 1>(scores, skipped, count, i, mixed);
   }
 
@@ -655,7 +654,7 @@ class SingleWorker {
 #endif
 
 #if MILLM_TILES
-  int64_t groups_of_heads() const { return (shape_.group + kSide - 1) / kSide; }
+  int64_t groups_of_heads() const { return (shape_.group + kTileSide - 1) / kTileSide; }
 
   // The queries of up to sixteen heads side by side, word by word, with zeros behind the last head.
   void take_columns(int64_t heads) {
@@ -663,16 +662,16 @@ class SingleWorker {
     for (int64_t h = 0; h < heads; ++h)
       for (int64_t g = 0; g < shape_.group; ++g) {
         const BFloat16* query = query_.data() + (h * shape_.group + g) * shape_.padded;
-        int32_t* to = columns_.data() + (h * groups_of_heads() + g / kSide) * words * kSide + g % kSide;
-        for (int64_t i = 0; i < words; ++i) std::memcpy(to + i * kSide, query + 2 * i, sizeof(*to));
+        int32_t* to = columns_.data() + (h * groups_of_heads() + g / kTileSide) * words * kTileSide + g % kTileSide;
+        for (int64_t i = 0; i < words; ++i) std::memcpy(to + i * kTileSide, query + 2 * i, sizeof(*to));
       }
   }
 
   // The query heads of key-value head h from g on.
   void attend_in_tiles(int64_t h, int64_t g) {
-    const int64_t skipped = now_.begin, count = now_.end, heads = std::min(kSide, shape_.group - g);
+    const int64_t skipped = now_.begin, count = now_.end, heads = std::min(kTileSide, shape_.group - g);
     const int64_t first = h * shape_.group + g;
-    score_in_tiles(columns_.data() + (h * groups_of_heads() + g / kSide) * shape_.head_dim / 2 * kSide, heads, skipped,
+    score_in_tiles(columns_.data() + (h * groups_of_heads() + g / kTileSide) * shape_.head_dim / 2 * kTileSide, heads, skipped,
                    count);
     const int64_t softened = (count + kLanes - 1) / kLanes * kLanes, mixed = (count + 31) / kPairColumns * kPairColumns;
     for (int64_t one = 0; one < heads; ++one) {
@@ -682,7 +681,7 @@ class SingleWorker {
       std::fill(scores + softened, scores + mixed, 0.f);
     }
     pair_weights(scores_, heads);
-    if (shape_.group > kSide) std::fill(pairs_[heads], pairs_[0] + kMostHeads * kOrderedBlock / 2, 0);
+    if (shape_.group > kTileSide) std::fill(pairs_[heads], pairs_[0] + kMostHeads * kOrderedBlock / 2, 0);
     int64_t i = 0;
     for (; i + 2 * kPairColumns <= shape_.head_dim; i += 2 * kPairColumns) mix_in_tiles<4>(first, skipped, count, i);
     if (i < shape_.head_dim) mix_in_tiles<2>(first, skipped, count, i);
@@ -693,27 +692,27 @@ class SingleWorker {
   void score_in_tiles(const int32_t* columns, int64_t heads, int64_t skipped, int64_t count) {
     const int64_t d = shape_.head_dim;
     const __m512i rows = _mm512_slli_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), 4);
-    for (int64_t t = skipped / kSide * kSide; t < count; t += kSide) {
-      for (int64_t r = std::max(t, skipped); r < std::min(t + kSide, count); ++r) {
+    for (int64_t t = skipped / kTileSide * kTileSide; t < count; t += kTileSide) {
+      for (int64_t r = std::max(t, skipped); r < std::min(t + kTileSide, count); ++r) {
         fetch_after_key(r);
         if (fetches_) fetch_row(now_.values[r] + values_at_, d);
       }
       const T* keys = now_.keys[t] + keys_at_;
       int64_t stride = key_pool_.token_stride;
-      if (shape_.block_size % kSide != 0 || t < skipped || t + kSide > count) {  // not one after the other
-        for (int64_t r = 0; r < kSide; ++r)
+      if (shape_.block_size % kTileSide != 0 || t < skipped || t + kTileSide > count) {  // not one after the other
+        for (int64_t r = 0; r < kTileSide; ++r)
           std::copy_n(now_.keys[std::min(t + r, count - 1)] + keys_at_, d, copied_.data() + r * d);
         keys = copied_.data();
         stride = d;
       }
       before_tiles();
       _tile_zero(5);
-      for (int64_t i = 0; i < d / 2; i += kSide) {
+      for (int64_t i = 0; i < d / 2; i += kTileSide) {
         _tile_loadd(6, keys + 2 * i, stride * sizeof(T));
-        _tile_loadd(7, columns + i * kSide, kSide * sizeof(int32_t));
+        _tile_loadd(7, columns + i * kTileSide, kTileSide * sizeof(int32_t));
         _tile_dpbf16ps(5, 6, 7);
       }
-      alignas(64) float scores[kSide][kSide];
+      alignas(64) float scores[kTileSide][kTileSide];
       _tile_stored(5, scores, sizeof(scores[0]));
       before_tiles();
       for (int64_t g = 0; g < heads; ++g)
@@ -725,13 +724,13 @@ class SingleWorker {
   // In a pair that has one, the other weighs nothing.
   template <int COLUMNS>
   void pack_values(int64_t skipped, int64_t count, int64_t t, int64_t from, int32_t* to) const {
-    for (int64_t end = t + kPairColumns; t < end; t += 2, to += kSide) {
+    for (int64_t end = t + kPairColumns; t < end; t += 2, to += kTileSide) {
       const __mmask16 mask = t < count ? 0xffff : 0;
       const T *even = now_.values[std::clamp(t, skipped, count - 1)] + values_at_ + from;
       const T *odd = now_.values[std::clamp(t + 1, skipped, count - 1)] + values_at_ + from;
       for (int c = 0; c < COLUMNS; c += 2) {
-        const __m512i a = _mm512_maskz_loadu_epi32(mask, even + c * kSide);
-        const __m512i b = _mm512_maskz_loadu_epi32(mask, odd + c * kSide);
+        const __m512i a = _mm512_maskz_loadu_epi32(mask, even + c * kTileSide);
+        const __m512i b = _mm512_maskz_loadu_epi32(mask, odd + c * kTileSide);
         _mm512_storeu_si512(to + c * kTileSize, _mm512_unpacklo_epi16(a, b));
         _mm512_storeu_si512(to + (c + 1) * kTileSize, _mm512_unpackhi_epi16(a, b));
       }
@@ -749,10 +748,10 @@ class SingleWorker {
     pack_values<COLUMNS>(skipped, count, t, from, values);
     before_tiles();
     _tile_loadd(0, mixed, stride);
-    _tile_loadd(1, mixed + kSide, stride);
+    _tile_loadd(1, mixed + kTileSide, stride);
     if constexpr (COLUMNS == 4) {
-      _tile_loadd(2, mixed + 2 * kSide, stride);
-      _tile_loadd(3, mixed + 3 * kSide, stride);
+      _tile_loadd(2, mixed + 2 * kTileSide, stride);
+      _tile_loadd(3, mixed + 3 * kTileSide, stride);
     }
     for (; t < count; t += kPairColumns, std::swap(values, next)) {
       if (t + kPairColumns < count) pack_values<COLUMNS>(skipped, count, t + kPairColumns, from, next);
@@ -770,10 +769,10 @@ class SingleWorker {
       }
     }
     _tile_stored(0, mixed, stride);
-    _tile_stored(1, mixed + kSide, stride);
+    _tile_stored(1, mixed + kTileSide, stride);
     if constexpr (COLUMNS == 4) {
-      _tile_stored(2, mixed + 2 * kSide, stride);
-      _tile_stored(3, mixed + 3 * kSide, stride);
+      _tile_stored(2, mixed + 2 * kTileSide, stride);
+      _tile_stored(3, mixed + 3 * kTileSide, stride);
     }
     before_tiles();
   }
@@ -815,7 +814,6 @@ class SingleWorker {
   std::vector<int32_t> columns_;           // queries as tiles
   std::vector<T> copied_;                  // sixteen keys that do not lie one after the other
   const TileSettings tiles_;
-  static constexpr int64_t kTileSize = kSide * kSide;
   alignas(64) int32_t packed_[2][Products::kIsTiles ? 4 * kTileSize : 1];  // values as tiles
   alignas(64) float scores_[kMostHeads * kOrderedBlock];      // of the heads that are computed together
   alignas(64) int32_t pairs_[kMostHeads][kOrderedBlock / 2];  // their weights

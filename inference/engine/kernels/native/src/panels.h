@@ -37,7 +37,8 @@ void share_out(int64_t count, int64_t taken, const Work& work) {
 }
 
 // Puts the results of a row for BLOCKS times sixteen columns, side by side: sum_of(plane, block) are their sums.
-template <typename How, int PLANES, int BLOCKS, typename Sum, typename T, typename Finish>
+// STREAMS: past the caches, to whole cache lines.
+template <typename How, int PLANES, int BLOCKS, bool STREAMS = false, typename Sum, typename T, typename Finish>
 inline __attribute__((always_inline)) void put_row(int64_t row, int64_t column, const Sum& sum_of, const Finish& finish,
                                                    T* to) {
   const auto result = [&](int b) {
@@ -46,7 +47,12 @@ inline __attribute__((always_inline)) void put_row(int64_t row, int64_t column, 
     return finish(row, column + b * kPanelRows, of_planes);
   };
   int b = 0;
-  for (; b + 2 <= BLOCKS; b += 2) store_pair(to + b * kPanelRows, result(b), result(b + 1));
+  for (; b + 2 <= BLOCKS; b += 2) {
+    if constexpr (STREAMS)
+      stream_pair(to + b * kPanelRows, result(b), result(b + 1));
+    else
+      store_pair(to + b * kPanelRows, result(b), result(b + 1));
+  }
   if (b < BLOCKS) store(to + b * kPanelRows, Vec(result(b)), kPanelRows);
 }
 

@@ -3,7 +3,7 @@
 // A task is one key-value head of one sequence with as many of its query rows (token x query head) as fill the vector
 // lanes of a tile. Scores are computed transposed, keys down and query rows across: the softmax then runs down the
 // columns without ever summing across lanes, and keys are read as they lie. Products of bfloat16 go by
-// pairs where the processor has them, or by tiles (AMX); else 16-bit numbers are widened to float32 as they come in.
+// pairs where the processor has them (or by tiles: prompt_tiles.h); else 16-bit numbers are widened to float32 as they come in.
 #pragma once
 
 #include <atomic>
@@ -13,8 +13,7 @@
 
 #include "attention.h"
 #include "decode_attention.h"
-#include "tiles.h"
-#include "transpose.h"
+#include "prompt_tiles.h"
 #include "vectors.h"
 
 namespace millm {
@@ -58,7 +57,7 @@ struct Inner<BFloat16> {
   using Unit = uint32_t;
   static constexpr int64_t kWidth = 2;
   static constexpr bool kIsWidened = false;
-  static Vec exp(const Vec& x) { return x.exp_u20(); }
+  static Vec exp(const Vec& x) { return rounded_exp(x); }
   static void join(__m256i first, __m256i second, uint32_t* to) {
     _mm512_storeu_si512(to, _mm512_or_si512(_mm512_cvtepu16_epi32(first),
                                             _mm512_slli_epi32(_mm512_cvtepu16_epi32(second), 16)));
@@ -176,15 +175,6 @@ __attribute__((noinline)) void tile_any(int deep, int wide, const Left& left, co
   tile_rows<ADD, kWide>(deep, left, right, right_stride, units, out, out_stride);
 }
 
-struct Prompt {  // a segment of the step: its queries are tokens start .. start + count of the sequence
-  int64_t first, start, count;
-  const int32_t* blocks;
-};
-
-struct PromptTask {
-  int64_t prompt, head, row, rows;  // rows of the prompt's [count * group], all of one key-value head
-};
-
 // Ordered: blocks of keys start at multiples of kKeyBlock, and the sums of a query have the order of a single token's
 // (decode_attention.h). Keys that a query does not see add exact zeros to its sums.
 template <typename T, typename Units, bool ORDERED>
@@ -199,9 +189,7 @@ class PromptWorker {
         scores_(kKeyBlock * kQueryRows), weights_((kKeyBlock / kInner + 1) * kQueryRows),
         packed_((kKeyBlock / kInner + 1) * shape.head_dim),
         widened_(kIsWidened ? kKeyBlock * shape.head_dim : 0), mixed_(kQueryRows * shape.head_dim),
-        nothing_(ORDERED ? shape.head_dim : 0, T(0.f)), copied_(kFitsTiles ? kSide * shape.head_dim : 0),
-        in_tiles_(kFitsTiles && shape.head_dim % 32 == 0 && has_tiles()),
-        tiles_(in_tiles_) {}
+        nothing_(ORDERED ? shape.head_dim : 0, T(0.f)) {}
 
   // query and out point to the step's tokens, [tokens, heads, head_dim].
   void run(const Prompt& prompt, const PromptTask& task, const T* query, int64_t token_stride, int64_t head_stride,
@@ -213,10 +201,10 @@ class PromptWorker {
     for (int64_t at = ORDERED ? from / kKeyBlock * kKeyBlock : from; at <= newest; at += kKeyBlock) {
       const int64_t count = std::min(kKeyBlock, newest + 1 - at);
       find_rows(prompt, task.head, at, count, from);
-      in_tiles_ ? score_in_tiles(count) : score(count);
+      score(count);
       const bool is_cut = at + count - 1 > oldest || (window_ > 0 && at <= newest - window_);
       soften(task, at, count, is_cut);
-      in_tiles_ ? mix_in_tiles(count) : mix(task, count);
+      mix(task, count);
     }
     write(prompt, task, out);
   }
@@ -224,9 +212,6 @@ class PromptWorker {
  private:
   static constexpr int64_t kInner = Units::kWidth;
   static constexpr bool kIsWidened = Units::kIsWidened;
-  static constexpr bool kFitsTiles = MILLM_TILES && kInner == 2;
-  static constexpr int64_t kSide = 16;                  // rows and words of a tile
-  static constexpr int64_t kTileKeys = kSide * kInner;  // keys whose weights fill a row of a tile
 
   void take_queries(const Prompt& prompt, const PromptTask& task, const T* query, int64_t token_stride,
                     int64_t head_stride) {
@@ -365,95 +350,6 @@ class PromptWorker {
     return units;
   }
 
-  // Scores of 16 keys times 16 queries at a time. Those of keys behind the last one have any value.
-  void score_in_tiles(int64_t count) {
-#if MILLM_TILES
-    if constexpr (kFitsTiles) {
-      const int64_t d = shape_.head_dim;
-      for (int64_t t = 0; t < count; t += kSide) {
-        const T* first = key_rows_[t];
-        int64_t stride = count - t > 1 ? key_rows_[t + 1] - first : d;
-        bool is_even = count - t >= kSide;
-        for (int64_t r = 2; is_even && r < kSide; ++r) is_even = key_rows_[t + r] - first == r * stride;
-        if (!is_even) {
-          for (int64_t r = 0; r < kSide; ++r) std::copy_n(key_rows_[std::min(t + r, count - 1)], d, copied_.data() + r * d);
-          first = copied_.data();
-          stride = d;
-        }
-        before_tiles();
-        for (int v = 0; v < wide_; v += 2)
-          v + 1 < wide_ ? score_tile<2>(first, stride, v, t) : score_tile<1>(first, stride, v, t);
-      }
-    }
-#endif
-  }
-
-  template <int WIDE>
-  void score_tile(const T* keys, int64_t stride, int v, int64_t t) {
-#if MILLM_TILES
-    const Unit* queries = queries_.data() + v * kSide;
-    _tile_zero(0);
-    if constexpr (WIDE > 1) _tile_zero(1);
-    for (int64_t i = 0; i < units_; i += kSide) {
-      _tile_loadd(4, keys + i * kInner, stride * sizeof(T));
-      _tile_loadd(6, queries + i * kQueryRows, kQueryRows * sizeof(Unit));
-      _tile_dpbf16ps(0, 4, 6);
-      if constexpr (WIDE > 1) {
-        _tile_loadd(7, queries + i * kQueryRows + kSide, kQueryRows * sizeof(Unit));
-        _tile_dpbf16ps(1, 4, 7);
-      }
-    }
-    float* scores = scores_.data() + t * kQueryRows + v * kSide;
-    _tile_stored(0, scores, kQueryRows * sizeof(float));
-    if constexpr (WIDE > 1) _tile_stored(1, scores + kSide, kQueryRows * sizeof(float));
-#endif
-  }
-
-  // The weights of 16 queries as tiles with a row for each query; zeros behind the last unit.
-  void turn_weights(int v, int64_t units, Unit (*tiles)[kSide][kSide]) const {
-#if MILLM_TILES
-    for (int64_t start = 0; start < units; start += kSide, ++tiles) {
-      __m512i words[kSide];
-      for (int64_t r = 0; r < kSide; ++r) {
-        const Unit* unit = weights_.data() + (start + r) * kQueryRows + v * kSide;
-        words[r] = start + r < units ? _mm512_loadu_si512(unit) : _mm512_setzero_si512();
-      }
-      transpose(words);
-      for (int64_t r = 0; r < kSide; ++r) _mm512_store_si512((*tiles)[r], words[r]);
-    }
-#endif
-  }
-
-  // Weights of 16 queries, turned into rows, times values of 32 keys and 16 columns at a time.
-  void mix_in_tiles(int64_t count) {
-#if MILLM_TILES
-    if constexpr (kFitsTiles) {
-      const int64_t d = shape_.head_dim, units = pack_values(count), steps = (units + kSide - 1) / kSide;
-      std::fill_n(packed_.data() + units * d, (steps * kSide - units) * d, Unit(0));
-      alignas(64) Unit rows[kKeyBlock / kTileKeys][kSide][kSide];
-      for (int v = 0; v < wide_; ++v) {
-        turn_weights(v, units, rows);
-        before_tiles();
-        float* mixed = mixed_.data() + v * kSide * d;
-        for (int64_t i = 0; i < d; i += 2 * kSide) {
-          _tile_loadd(0, mixed + i, d * sizeof(float));
-          _tile_loadd(1, mixed + i + kSide, d * sizeof(float));
-          for (int64_t s = 0; s < steps; ++s) {
-            const Unit* values = packed_.data() + s * kSide * d + i;
-            _tile_loadd(4, rows[s], sizeof(rows[s][0]));
-            _tile_loadd(6, values, d * sizeof(Unit));
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_loadd(7, values + kSide, d * sizeof(Unit));
-            _tile_dpbf16ps(1, 4, 7);
-          }
-          _tile_stored(0, mixed + i, d * sizeof(float));
-          _tile_stored(1, mixed + i + kSide, d * sizeof(float));
-        }
-      }
-    }
-#endif
-  }
-
   void mix(const PromptTask& task, int64_t count) {
     const int64_t d = shape_.head_dim, units = pack_values(count);
     for (int64_t from = 0; from < d; from += kQueryRows) {
@@ -489,32 +385,30 @@ class PromptWorker {
   std::vector<float> widened_;  // [keys, head_dim]
   std::vector<float> mixed_;    // [query rows, head_dim]
   std::vector<T> nothing_;      // [head_dim]
-  std::vector<T> copied_;       // [16, head_dim]
-  const bool in_tiles_;
-  const TileSettings tiles_;
   int32_t positions_[kQueryRows];
   float maximum_[kQueryRows], total_[kQueryRows], fade_[kQueryRows];
   const T *key_rows_[kKeyBlock], *value_rows_[kKeyBlock];
 };
 
-// The longest first, so that the threads end together.
-inline std::vector<PromptTask> tasks_of(const std::vector<Prompt>& prompts, const Shape& shape) {
+// Of up to `most` rows each; the longest first, so that the threads end together.
+inline std::vector<PromptTask> tasks_of(const std::vector<Prompt>& prompts, const Shape& shape, int64_t most) {
   std::vector<PromptTask> tasks;
   for (size_t p = 0; p < prompts.size(); ++p) {
     const int64_t rows = prompts[p].count * shape.group;
-    for (int64_t row = 0; row < rows; row += kQueryRows)
+    for (int64_t row = 0; row < rows; row += most)
       for (int64_t head = 0; head < shape.kv_heads; ++head)
-        tasks.push_back({static_cast<int64_t>(p), head, row, std::min(kQueryRows, rows - row)});
+        tasks.push_back({static_cast<int64_t>(p), head, row, std::min(most, rows - row)});
   }
   const auto keys = [&](const PromptTask& t) { return prompts[t.prompt].start + (t.row + t.rows) / shape.group; };
   std::stable_sort(tasks.begin(), tasks.end(), [&](const auto& a, const auto& b) { return keys(a) > keys(b); });
   return tasks;
 }
 
-template <typename T, typename Units, bool ORDERED>
-void attend_prompts(const TensorView& query, const TensorView& keys, const TensorView& values, const TensorView& table,
-                    const TensorView& starts, const TensorView& counts, const Scoring& how, int64_t window,
-                    const TensorView& out) {
+// MOST: rows of a task.
+template <typename T, typename Worker>
+void attend_prompts_by(int64_t most, const TensorView& query, const TensorView& keys, const TensorView& values,
+                       const TensorView& table, const TensorView& starts, const TensorView& counts, const Scoring& how,
+                       int64_t window, const TensorView& out) {
   const int64_t d = query.size(2);
   const Shape shape{query.size(1), keys.size(2), query.size(1) / keys.size(2), d, d, keys.size(1)};
   const Pool key_pool = strides_of(keys), value_pool = strides_of(values);
@@ -525,15 +419,29 @@ void attend_prompts(const TensorView& query, const TensorView& keys, const Tenso
     prompts.push_back({first, start, count, table.as<int32_t>() + i * table.stride(0)});
     first += count;
   }
-  const auto tasks = tasks_of(prompts, shape);
+  const auto tasks = tasks_of(prompts, shape, most);
   std::atomic<size_t> next{0};
   const auto work = [&](int64_t, int64_t) {
-    PromptWorker<T, Units, ORDERED> worker(shape, key_pool, value_pool, keys.as<T>(), values.as<T>(), how, window);
+    const auto worker =
+        std::make_unique<Worker>(shape, key_pool, value_pool, keys.as<T>(), values.as<T>(), how, window);
     for (size_t i = next++; i < tasks.size(); i = next++)
-      worker.run(prompts[tasks[i].prompt], tasks[i], query.as<T>(), query.stride(0), query.stride(1),
-                 out.as<T>());
+      worker->run(prompts[tasks[i].prompt], tasks[i], query.as<T>(), query.stride(0), query.stride(1), out.as<T>());
   };
   parallel_for(0, std::min<int64_t>(num_threads(), tasks.size()), 1, work);
+}
+
+template <typename T, typename Units, bool ORDERED>
+void attend_prompts(const TensorView& query, const TensorView& keys, const TensorView& values, const TensorView& table,
+                    const TensorView& starts, const TensorView& counts, const Scoring& how, int64_t window,
+                    const TensorView& out) {
+#if MILLM_TILES
+  if constexpr (kMultipliesPairs<T>)
+    if (query.size(2) % kPairColumns == 0 && has_tiles())
+      return attend_prompts_by<T, TilePromptWorker>(kMostTileRows, query, keys, values, table, starts, counts, how,
+                                                    window, out);
+#endif
+  attend_prompts_by<T, PromptWorker<T, Units, ORDERED>>(kQueryRows, query, keys, values, table, starts, counts, how,
+                                                        window, out);
 }
 
 // Each token by itself, for sizes of heads that are not whole vectors.

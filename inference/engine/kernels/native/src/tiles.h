@@ -16,6 +16,9 @@
 
 namespace millm {
 
+constexpr int64_t kTileSide = 16;  // rows of a tile, and words of a row
+constexpr int64_t kTileSize = kTileSide * kTileSide;
+
 // Whether this process may use tiles. Linux reserves the memory for their state only for processes that ask.
 inline bool has_tiles() {
 #if MILLM_TILES

@@ -123,6 +123,20 @@ inline void store_pair(BFloat16* p, __m512 first, __m512 second) {
   _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(second, first));
 }
 #endif
+
+// As store_pair, where bfloat16 numbers go past the caches: a line that is written as a whole need not be read before.
+// p is the start of a cache line, and _mm_sfence comes before others read.
+template <typename T>
+inline void stream_pair(T* p, __m512 first, __m512 second) {
+  store_pair(p, first, second);
+}
+
+#if defined(__AVX512BF16__)
+template <>
+inline void stream_pair(BFloat16* p, __m512 first, __m512 second) {
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(p), (__m512i)_mm512_cvtne2ps_pbh(second, first));
+}
+#endif
 #endif
 
 template <typename F, int... I>
@@ -217,6 +231,17 @@ inline bool fills_panels(int64_t rows, int64_t lanes, int64_t percent) {
 inline float largest(const Vec& v) {
   return at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return at::vec::maximum(a, b); }, v);
 }
+
+#if defined(CPU_CAPABILITY_AVX512)
+// The largest lanes of four vectors.
+inline void four_largest(const Vec& a, const Vec& b, const Vec& c, const Vec& d, float* out) {
+  const __m512 ab = _mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  const __m512 cd = _mm512_max_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+  const __m512 all = _mm512_max_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xEE));
+  const __m256 half = _mm256_max_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+  _mm_storeu_ps(out, _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+}
+#endif
 
 // The largest absolute value of a row.
 template <typename T>
