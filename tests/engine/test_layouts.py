@@ -19,7 +19,14 @@ from inference.engine.kernels.layouts import (
     row_major,
     sizes_of,
 )
-from inference.engine.kernels.linear_kinds import Int8Linear, OrderedLinear, RoundedInt8Linear, RowsLinear, quantise
+from inference.engine.kernels.linear_kinds import (
+    Int8Linear,
+    OrderedInt8Linear,
+    OrderedLinear,
+    RoundedInt8Linear,
+    RowsLinear,
+    quantise,
+)
 from inference.engine.kernels.linears import bytes_of, prepare_linears
 from inference.engine.kernels.pages import HUGE_PAGE, in_huge_pages
 
@@ -117,6 +124,21 @@ def test_int8_products_are_those_of_row_major_weights(dtype, kind, in_features, 
         x = numbers(rows, in_features, seed=rows, dtype=dtype)
         assert torch.equal(fast(x), plain(x)), rows
     assert torch.equal(fast.dequantised(), plain.dequantised())
+
+
+@pytest.mark.parametrize("kind", [OrderedLinear, OrderedInt8Linear])
+@pytest.mark.parametrize(
+    ("rows", "blocks", "in_features"), [(700, 96, 128), (700, 95, 132), (300, 3, 5300), (1300, 2, 64)]
+)
+def test_many_rows_have_the_results_of_each_alone(kind, rows, blocks, in_features):
+    """Results of more than 2 MB, columns that fill no pair of blocks, rows that no cache holds, and many short ones."""
+    weight, x = numbers(16 * blocks, in_features, dtype=torch.float32), numbers(rows, in_features, seed=1)
+    product = kind(interleaved(weight.bfloat16()) if kind is OrderedLinear else weight, None)
+    got = product(x)
+    for row in (0, 1, rows // 2, rows - 2, rows - 1):
+        assert torch.equal(product(x[row : row + 1]), got[row : row + 1])
+    exact = functional.linear(x.double(), weight.double())
+    assert (got.double() - exact).abs().max() <= 2e-2 * exact.abs().max()
 
 
 @pytest.mark.parametrize("rows", [1, 4, 5, 40])

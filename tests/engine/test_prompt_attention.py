@@ -129,11 +129,12 @@ def test_a_chunk_is_the_same_alone_and_beside_others():
     assert torch.equal(whole[-70:], last)
 
 
-def test_large_scores_do_not_overflow():
-    tensors = build_case(case_of(chunks=[(10, 150)]))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_large_scores_do_not_overflow(dtype):
+    tensors = build_case(case_of(chunks=[(10, 150)], dtype=dtype))
     tensors = (tensors[0] * 1000, *tensors[1:])
     got = native.prompt_attention(*tensors, 1.0, 0, 0.0)
-    np.testing.assert_allclose(got.numpy(), formula(*tensors, 1.0, 0, 0.0), atol=1e-2)
+    np.testing.assert_allclose(got.double().numpy(), formula(*tensors, 1.0, 0, 0.0), atol=max(1e-2, DTYPES[dtype]))
 
 
 def test_counts_that_do_not_add_up_are_refused():

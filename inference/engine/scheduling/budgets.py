@@ -29,10 +29,10 @@ class PrefillBudget:
     by the measured cost of a prompt token. Each further prompt adds as much again, because a longer step brings it into
     the batch sooner. Only sequences that are older than the prompts are protected: if they are a part of those that
     decode, the step may take longer in proportion. Requests that cannot be admitted for lack of a slot or of memory do
-    not count. While any sequence decodes, prompt tokens take at most ``PAUSE_S`` of a step (on a processor that computes
-    ``FULL_TOKENS`` sooner, as long as these take, but not less than ``SHORT_PAUSE_S``), or as long as
-    ``EFFICIENT_TOKENS``, up to ``MAX_PAUSE_S``. If nothing decodes or ``max_stall_factor`` is 0, ``max_tokens`` are
-    allowed; ``min_tokens`` always are.
+    not count. While any sequence decodes, prompt tokens take at most ``PAUSE_S`` of a step. On a fast processor, they
+    take as long as ``FULL_TOKENS``, but at least ``SHORT_PAUSE_S``; on a slow one as long as ``EFFICIENT_TOKENS``, but
+    at most ``MAX_PAUSE_S``. If nothing decodes or ``max_stall_factor`` is 0, ``max_tokens`` are allowed; ``min_tokens``
+    always are.
     """
 
     def __init__(self, max_tokens: int, max_stall_factor: float, min_tokens: int = 0) -> None:
