@@ -38,6 +38,16 @@ struct Shape {
   int64_t heads, kv_heads, group, head_dim, padded, block_size;
 };
 
+struct QueryRow {  // the token of the step and its query head, and the token's position in the sequence
+  int64_t token, head, position;
+};
+
+// Row m of a task.
+inline QueryRow row_of(const Prompt& prompt, const PromptTask& task, const Shape& shape, int64_t m) {
+  const int64_t token = (task.row + m) / shape.group, head = task.head * shape.group + (task.row + m) % shape.group;
+  return {prompt.first + token, head, prompt.start + token};
+}
+
 // e^x of numbers up to zero, for weights that become bfloat16: 2^y by a polynomial of the fraction of y, with an error of
 // three millionths of the result.
 #if defined(CPU_CAPABILITY_AVX512)

@@ -114,7 +114,8 @@ class TileWorker {
   // Adds the products of some tiles to the sums of a pass. Tiles 0 to 3 are the sums, 4 and 5 the rows, 6 and 7 the
   // columns.
   template <int GROUPS, int BLOCKS>
-  void add(Part part) {
+  void add(const Part& part) {
+    Ahead ahead = part.ahead;
     const int64_t tile = product_.tile(), group = product_.group(), block = product_.block();
     const Word *x = product_.x + part.group * group, *w = product_.w + part.block * block;
     const auto step = [&](const Word* row, const Word* column, int64_t stride_of_blocks) {
@@ -144,11 +145,11 @@ class TileWorker {
     const int64_t whole = std::min(part.end, product_.words / kTileSide);
     for (int64_t i = part.tile; i < whole; ++i) {
       const Word* column = w + i * kTileSize;
-      if (part.ahead.at == nullptr)  // the next tile of each block
+      if (ahead.at == nullptr)  // the next tile of each block
         for (int64_t line = kTileSide; line < 2 * kTileSide; ++line)
           for (int b = 0; b < BLOCKS; ++b) fetch_ahead(column + b * block + line * kTileSide);
       else
-        part.ahead.step();
+        ahead.step();
       step(x + i * tile, column, block);
     }
     if (whole < part.end) {

@@ -218,21 +218,21 @@ class PromptWorker {
     wide_ = static_cast<int>((task.rows + kLanes - 1) / kLanes);
     std::fill(queries_.begin(), queries_.end(), Unit(0));
     for (int64_t m = 0; m < task.rows; ++m) {
-      const int64_t row = task.row + m, token = prompt.first + row / shape_.group;
-      const T* q = query + token * token_stride + (task.head * shape_.group + row % shape_.group) * head_stride;
+      const QueryRow row = row_of(prompt, task, shape_, m);
+      const T* q = query + row.token * token_stride + row.head * head_stride;
       for (int64_t i = 0; i < units_; ++i)
         if constexpr (kIsWidened)
           queries_[i * kQueryRows + m] = static_cast<float>(q[i]);
         else
           std::memcpy(&queries_[i * kQueryRows + m], q + i * kInner, sizeof(Unit));
-      positions_[m] = static_cast<int32_t>(prompt.start + row / shape_.group);
+      positions_[m] = static_cast<int32_t>(row.position);
     }
     std::fill(positions_ + task.rows, positions_ + kQueryRows, positions_[task.rows - 1]);
     std::fill(maximum_, maximum_ + kQueryRows, kNone);
     std::fill(total_, total_ + kQueryRows, 0.f);
     if (how_.sinks)
       for (int64_t m = 0; m < task.rows; ++m) {
-        maximum_[m] = how_.sinks[task.head * shape_.group + (task.row + m) % shape_.group];
+        maximum_[m] = how_.sinks[row_of(prompt, task, shape_, m).head];
         total_[m] = maximum_[m] == kNone ? 0.f : 1.f;
       }
     std::fill(mixed_.begin(), mixed_.end(), 0.f);
@@ -365,8 +365,8 @@ class PromptWorker {
   void write(const Prompt& prompt, const PromptTask& task, T* out) const {
     const int64_t d = shape_.head_dim;
     for (int64_t m = 0; m < task.rows; ++m) {
-      const int64_t row = task.row + m, token = prompt.first + row / shape_.group;
-      T* to = out + (token * shape_.heads + task.head * shape_.group + row % shape_.group) * d;
+      const QueryRow row = row_of(prompt, task, shape_, m);
+      T* to = out + (row.token * shape_.heads + row.head) * d;
       const Vec share(1.f / total_[m]);
       for (int64_t i = 0; i < d; i += kLanes) millm::store(to + i, Vec::loadu(mixed_.data() + m * d + i) * share, kLanes);
     }

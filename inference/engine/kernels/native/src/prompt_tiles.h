@@ -53,10 +53,10 @@ class TilePromptWorker {
                     int64_t head_stride) {
     const int64_t d = shape_.head_dim, rows = (task.rows + kTileQueries - 1) / kTileQueries * kTileQueries;
     for (int64_t m = 0; m < task.rows; ++m) {
-      const int64_t row = task.row + m, token = prompt.first + row / shape_.group, group = row % shape_.group;
-      std::copy_n(query + token * token_stride + (task.head * shape_.group + group) * head_stride, d, queries() + m * d);
-      positions_[m] = static_cast<int32_t>(prompt.start + row / shape_.group);
-      maximum_[m] = how_.sinks ? how_.sinks[task.head * shape_.group + group] : kNone;
+      const QueryRow row = row_of(prompt, task, shape_, m);
+      std::copy_n(query + row.token * token_stride + row.head * head_stride, d, queries() + m * d);
+      positions_[m] = static_cast<int32_t>(row.position);
+      maximum_[m] = how_.sinks ? how_.sinks[row.head] : kNone;
       total_[m] = maximum_[m] == kNone ? 0.f : 1.f;
     }
     for (int64_t m = task.rows; m < rows; ++m) {  // computed like the last one, and not written
@@ -68,14 +68,15 @@ class TilePromptWorker {
     std::fill_n(mixed(), rows * d, 0.f);
   }
 
-  // Tokens before `skipped` may be in the cache no more: zeros stand for them.
-  static const BFloat16* row_of(const BFloat16* pool, const Pool& strides, const Prompt& prompt, int64_t token,
-                                int64_t size, int64_t head) {
+  // A token's key or value.
+  static const BFloat16* entry(const BFloat16* pool, const Pool& strides, const Prompt& prompt, int64_t token,
+                               int64_t size, int64_t head) {
     return pool + prompt.blocks[token / size] * strides.block_stride + token % size * strides.token_stride +
            head * strides.head_stride;
   }
 
-  // Tiles of sixteen keys side by side, word by word: [keys / 16, words / 16, 16, 16].
+  // Tiles of sixteen keys side by side, word by word: [keys / 16, words / 16, 16, 16]. Tokens before `skipped` may be in
+  // the cache no more: zeros stand for them, and for those behind the last one.
   void pack_keys(const Prompt& prompt, int64_t head, int64_t at, int64_t skipped, int64_t count) {
     const int64_t d = shape_.head_dim;
     int32_t* to = packed_keys_.data();
@@ -83,7 +84,7 @@ class TilePromptWorker {
       const BFloat16* rows[2 * kTileSide];
       for (int64_t r = 0; r < 2 * kTileSide; ++r)
         rows[r] = t + r >= skipped && t + r < count
-                      ? row_of(keys_, key_pool_, prompt, at + t + r, shape_.block_size, head)
+                      ? entry(keys_, key_pool_, prompt, at + t + r, shape_.block_size, head)
                       : nullptr;
       for (int64_t side = 0; side < 2; ++side)
         for (int64_t i = 0; i < d; i += kPairColumns, to += kTileSize) {
@@ -103,7 +104,7 @@ class TilePromptWorker {
   void pack_values(const Prompt& prompt, int64_t head, int64_t at, int64_t skipped, int64_t count) {
     const int64_t d = shape_.head_dim;
     const auto row = [&](int64_t t) {
-      return t >= skipped && t < count ? row_of(values_, value_pool_, prompt, at + t, shape_.block_size, head) : nullptr;
+      return t >= skipped && t < count ? entry(values_, value_pool_, prompt, at + t, shape_.block_size, head) : nullptr;
     };
     for (int64_t t = 0; t < (count + kPairColumns - 1) / kPairColumns * kPairColumns; t += 2) {
       const BFloat16 *even = row(t), *odd = row(t + 1);
@@ -290,8 +291,8 @@ class TilePromptWorker {
   void write(const Prompt& prompt, const PromptTask& task, BFloat16* out) const {
     const int64_t d = shape_.head_dim;
     for (int64_t m = 0; m < task.rows; ++m) {
-      const int64_t row = task.row + m, token = prompt.first + row / shape_.group;
-      BFloat16* to = out + (token * shape_.heads + task.head * shape_.group + row % shape_.group) * d;
+      const QueryRow row = row_of(prompt, task, shape_, m);
+      BFloat16* to = out + (row.token * shape_.heads + row.head) * d;
       const Vec share(1.f / total_[m]);
       for (int64_t i = 0; i < d; i += kPairColumns) {
         const Vec front = Vec::loadu(mixed() + m * d + i), back = Vec::loadu(mixed() + m * d + i + kLanes);

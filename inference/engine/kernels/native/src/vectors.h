@@ -162,14 +162,22 @@ constexpr int kLaneOrder[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 
 #endif
 static_assert(kLanes <= 16 && (kLanes & (kLanes - 1)) == 0);
 
+#if defined(CPU_CAPABILITY_AVX512)
+// The lanes of each of four vectors, joined with one another: neighbours in pairs, then the pairs, and so on.
+template <typename Join>
+inline void join_lanes(const Vec& a, const Vec& b, const Vec& c, const Vec& d, const Join& join, float* out) {
+  const __m512 ab = join(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  const __m512 cd = join(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+  const __m512 all = join(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xEE));
+  const __m256 half = join(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+  _mm_storeu_ps(out, join(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+}
+#endif
+
 // The sums of four vectors' lanes.
 inline void four_sums(const Vec& a, const Vec& b, const Vec& c, const Vec& d, float* out) {
 #if defined(CPU_CAPABILITY_AVX512)
-  const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-  const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-  const __m512 all = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xEE));
-  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
-  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+  join_lanes(a, b, c, d, [](auto x, auto y) { return x + y; }, out);
 #elif defined(CPU_CAPABILITY_AVX2)
   const __m256 all = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
   _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
@@ -235,11 +243,7 @@ inline float largest(const Vec& v) {
 #if defined(CPU_CAPABILITY_AVX512)
 // The largest lanes of four vectors.
 inline void four_largest(const Vec& a, const Vec& b, const Vec& c, const Vec& d, float* out) {
-  const __m512 ab = _mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-  const __m512 cd = _mm512_max_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-  const __m512 all = _mm512_max_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xEE));
-  const __m256 half = _mm256_max_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
-  _mm_storeu_ps(out, _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+  join_lanes(a, b, c, d, [](auto x, auto y) { return x > y ? x : y; }, out);
 }
 #endif
 
